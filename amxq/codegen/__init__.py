@@ -1,0 +1,1 @@
+"""Lowered tile-IR to LLVM and to object code."""

@@ -1,0 +1,250 @@
+"""Lowered tile-IR to LLVM IR, as text.
+
+One kernel becomes a module with three functions:
+
+    @range(ptr data, i64 lo, i64 hi)   runs programs lo to hi - 1 of the grid
+    @NAME_serial(ptr data)             all of them, on the calling thread
+    @NAME_parallel(ptr data)           this OpenMP thread's contiguous share
+
+``data`` is an array of 8-byte slots: the three grid sizes, the addresses of
+omp_get_thread_num and omp_get_num_threads, then the arguments (integers as i64, floats as
+doubles). On AMX @range loads the tile configuration first and releases the tiles at the end.
+"""
+
+from __future__ import annotations
+
+from amxq.codegen.values import Emitter, llvm_type
+from amxq.ir import hardware as hw
+from amxq.ir import ops
+from amxq.ir.ops import Block, Function, Op, Value
+from amxq.ir.types import F32, I1, DType, PointerType, VectorType
+
+HEADER_SLOTS = 5
+
+_ENTRY = """\
+define void @{name}_serial(ptr %data) {{
+  %total = call i64 @total(ptr %data)
+  call void @range(ptr %data, i64 0, i64 %total)
+  ret void
+}}
+
+define void @{name}_parallel(ptr %data) {{
+  %p3 = getelementptr i64, ptr %data, i64 3
+  %get_thread = load ptr, ptr %p3
+  %p4 = getelementptr i64, ptr %data, i64 4
+  %get_count = load ptr, ptr %p4
+  %t32 = call i32 %get_thread()
+  %n32 = call i32 %get_count()
+  %t = zext i32 %t32 to i64
+  %n = zext i32 %n32 to i64
+  %total = call i64 @total(ptr %data)
+  %a = mul i64 %total, %t
+  %lo = udiv i64 %a, %n
+  %t1 = add i64 %t, 1
+  %b = mul i64 %total, %t1
+  %hi = udiv i64 %b, %n
+  call void @range(ptr %data, i64 %lo, i64 %hi)
+  ret void
+}}
+
+define internal i64 @total(ptr %data) alwaysinline {{
+  %g0 = load i64, ptr %data
+  %p1 = getelementptr i64, ptr %data, i64 1
+  %g1 = load i64, ptr %p1
+  %p2 = getelementptr i64, ptr %data, i64 2
+  %g2 = load i64, ptr %p2
+  %g01 = mul i64 %g0, %g1
+  %all = mul i64 %g01, %g2
+  ret i64 %all
+}}
+"""
+
+
+def emit_llvm(function: Function) -> str:
+    """The module's text for a function without tiles (after vectorisation)."""
+    return _Codegen(function).module()
+
+
+class _Codegen:
+    def __init__(self, function: Function) -> None:
+        self.function = function
+        self.e = Emitter()
+        self.allocas: list[str] = []
+        self.grid: dict[str, str] = {}
+
+    def module(self) -> str:
+        entry = Emitter(self.e)
+        self._prologue(entry)
+        self.block(self.function.body)
+        body = "\n".join(self.e.lines)
+        begin, end = self._tile_configuration()
+        lines = [
+            "define internal void @range(ptr %data, i64 %lo, i64 %hi) noinline {",
+            "entry:",
+            *entry.lines,
+            *self.allocas,
+            *begin,
+            "  %any = icmp ult i64 %lo, %hi",
+            "  br i1 %any, label %program, label %done",
+            "program:",
+            "  %lin = phi i64 [ %lo, %entry ], [ %lin.next, %next ]",
+            *self._program_ids(),
+            body,
+            "  br label %next",
+            "next:",
+            "  %lin.next = add i64 %lin, 1",
+            "  %more = icmp ult i64 %lin.next, %hi",
+            "  br i1 %more, label %program, label %done",
+            "done:",
+            *end,
+            "  ret void",
+            "}",
+        ]
+        text = _ENTRY.format(name=self.function.name) + "\n" + "\n".join(lines) + "\n"
+        return text + "\n" + "\n".join(sorted(self.e.declarations)) + "\n"
+
+    # --- the frame around a program -------------------------------------------------------
+
+    def _prologue(self, e: Emitter) -> None:
+        for axis in range(3):
+            slot = e.line(f"getelementptr i64, ptr %data, i64 {axis}")
+            self.grid[f"n{axis}"] = e.line(f"load i64, ptr {slot}")
+        for i, param in enumerate(self.function.params):
+            slot = e.line(f"getelementptr i64, ptr %data, i64 {HEADER_SLOTS + i}")
+            type_ = param.type
+            if isinstance(type_, PointerType):
+                name = e.line(f"load ptr, ptr {slot}")
+            else:
+                assert isinstance(type_, DType)
+                if type_.is_float:
+                    wide = e.line(f"load double, ptr {slot}")
+                    name = wide if type_.bits == 64 else e.line(
+                        f"fptrunc double {wide} to {llvm_type(F32)}"
+                    )
+                else:
+                    wide = e.line(f"load i64, ptr {slot}")
+                    name = wide if type_.bits == 64 else e.line(
+                        f"trunc i64 {wide} to {llvm_type(type_)}"
+                    )
+            self.e.names[param] = name
+
+    def _program_ids(self) -> list[str]:
+        """The linear number taken apart; axis 0 runs fastest."""
+        n0, n1 = self.grid["n0"], self.grid["n1"]
+        lines = [
+            f"  %id0 = urem i64 %lin, {n0}",
+            f"  %rest = udiv i64 %lin, {n0}",
+            f"  %id1 = urem i64 %rest, {n1}",
+            f"  %id2 = udiv i64 %rest, {n1}",
+        ]
+        return lines + [f"  %pid{a} = trunc i64 %id{a} to i32" for a in range(3)]
+
+    def _tile_configuration(self) -> tuple[list[str], list[str]]:
+        """LDTILECFG once per thread and launch; TILERELEASE so that context switches and
+        signals need not save 8 KB of tiles afterwards."""
+        tiles = self.function.tiles
+        if not tiles:
+            return [], []
+        words = [0] * 32  # palette, start row; colsb at bytes 16 to 31, rows at 48 to 55
+        raw = bytearray(64)
+        raw[0] = 1
+        for i, (rows, row_bytes) in enumerate(tiles):
+            raw[16 + 2 * i] = row_bytes
+            raw[48 + i] = rows
+        words = [int.from_bytes(raw[8 * i : 8 * i + 8], "little") for i in range(8)]
+        begin = ["  %tilecfg = alloca [8 x i64], align 64"]
+        for i, word in enumerate(words):
+            begin.append(f"  %cfg{i} = getelementptr i64, ptr %tilecfg, i64 {i}")
+            begin.append(f"  store i64 {word}, ptr %cfg{i}")
+        begin.append("  call void @llvm.x86.ldtilecfg(ptr %tilecfg)")
+        self.e.declarations.add("declare void @llvm.x86.ldtilecfg(ptr)")
+        self.e.declarations.add("declare void @llvm.x86.tilerelease()")
+        return begin, ["  call void @llvm.x86.tilerelease()"]
+
+    # --- operations -----------------------------------------------------------------------
+
+    def block(self, block: Block) -> tuple[Value, ...]:
+        for op in block.ops:
+            if isinstance(op, ops.Yield):
+                return op.values
+            self.op(op)
+        return ()
+
+    def op(self, op: Op) -> None:
+        e = self.e
+        if isinstance(op, ops.For):
+            self._for(op)
+        elif isinstance(op, ops.If):
+            self._if(op)
+        elif isinstance(op, ops.ProgramId):
+            e.names[op.result] = f"%pid{op.axis}"
+        elif isinstance(op, ops.NumPrograms):
+            e.define(op, f"trunc i64 {self.grid[f'n{op.axis}']} to i32")
+        elif isinstance(op, hw.Scratch):
+            name = f"%scratch{len(self.allocas)}"
+            self.allocas.append(f"  {name} = alloca [{op.bytes} x i8], align 64")
+            e.names[op.result] = name
+        elif isinstance(op, (hw.TileZero, hw.TileLoad, hw.TileStore, hw.Tdpbf16ps)):
+            self._tile(op)
+        else:
+            e.operation(op)
+
+    def _tile(self, op: Op) -> None:
+        e = self.e
+        if isinstance(op, hw.TileZero):
+            e.declarations.add("declare void @llvm.x86.tilezero(i8)")
+            e.lines.append(f"  call void @llvm.x86.tilezero(i8 {op.t})")
+        elif isinstance(op, hw.Tdpbf16ps):
+            e.declarations.add("declare void @llvm.x86.tdpbf16ps(i8, i8, i8)")
+            e.lines.append(f"  call void @llvm.x86.tdpbf16ps(i8 {op.c}, i8 {op.a}, i8 {op.b})")
+        elif isinstance(op, (hw.TileLoad, hw.TileStore)):
+            name = "tileloadd64" if isinstance(op, hw.TileLoad) else "tilestored64"
+            e.declarations.add(f"declare void @llvm.x86.{name}(i8, ptr, i64)")
+            place = f"ptr {e.names[op.pointer]}, i64 {e.names[op.stride]}"
+            e.lines.append(f"  call void @llvm.x86.{name}(i8 {op.t}, {place})")
+
+    def _for(self, op: ops.For) -> None:
+        e = self.e
+        n = e.number()
+        index, *carried = op.body.args
+        itype = llvm_type(index.type)
+        lower, upper, step = (e.names[v] for v in (op.lower, op.upper, op.step))
+        before = e.label
+        e.branch(f"head{n}")
+        e.names[index] = f"%i{n}"
+        phi_line = len(e.lines)
+        for j, arg in enumerate(carried):
+            e.names[arg] = f"%c{n}.{j}"
+        e.lines.append(f"  %go{n} = icmp slt {itype} %i{n}, {upper}")
+        e.lines.append(f"  br i1 %go{n}, label %body{n}, label %exit{n}")
+        e.start(f"body{n}")
+        values = self.block(op.body)
+        e.lines.append(f"  %i{n}.next = add nsw {itype} %i{n}, {step}")
+        last = e.label
+        e.lines.append(f"  br label %head{n}")
+        phis = [f"  %i{n} = phi {itype} [ {lower}, %{before} ], [ %i{n}.next, %{last} ]"]
+        for j, (init, value) in enumerate(zip(op.inits, values)):
+            pair = f"[ {e.names[init]}, %{before} ], [ {e.names[value]}, %{last} ]"
+            phis.append(f"  %c{n}.{j} = phi {llvm_type(init.type)} {pair}")
+        e.lines[phi_line:phi_line] = phis
+        e.start(f"exit{n}")
+        for j, result in enumerate(op.results):
+            e.names[result] = f"%c{n}.{j}"
+
+    def _if(self, op: ops.If) -> None:
+        e = self.e
+        n = e.number()
+        e.lines.append(f"  br i1 {e.names[op.condition]}, label %then{n}, label %else{n}")
+        ends = []
+        for label, block in ((f"then{n}", op.then), (f"else{n}", op.other)):
+            e.start(label)
+            values = [e.names[v] for v in self.block(block)]
+            ends.append((e.label, values))
+            e.lines.append(f"  br label %join{n}")
+        e.start(f"join{n}")
+        for j, result in enumerate(op.results):
+            pairs = ", ".join(f"[ {values[j]}, %{label} ]" for label, values in ends)
+            e.define_value(result, f"phi {llvm_type(result.type)} {pairs}")
+
+
+__all__ = ["HEADER_SLOTS", "I1", "VectorType", "emit_llvm"]

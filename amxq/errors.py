@@ -1,0 +1,74 @@
+"""Every error that amxq raises on purpose: one class per kind of user mistake.
+
+Each message says what was given, what was expected, and what to do. All classes derive
+from :class:`AmxqError` and from the built-in exception that fits, so that callers may
+catch either.
+"""
+
+from __future__ import annotations
+
+
+class AmxqError(Exception):
+    """Base class of all errors raised by amxq."""
+
+
+class ShapeError(AmxqError, ValueError):
+    """A tensor has the wrong number of dimensions or the wrong sizes."""
+
+
+class DTypeError(AmxqError, TypeError):
+    """A tensor or scalar has a type that the call does not take."""
+
+
+class LayoutError(AmxqError, ValueError):
+    """Strides, device, alignment or packing are not what the call needs."""
+
+
+class TargetError(AmxqError, RuntimeError):
+    """The instruction set asked for is unknown, or this CPU cannot run it."""
+
+
+class QuantizationConfigError(AmxqError, ValueError):
+    """A checkpoint's quantisation configuration is malformed or not supported."""
+
+
+class CheckpointError(AmxqError, ValueError):
+    """A checkpoint's files are missing, truncated, or contradict each other."""
+
+
+class CacheError(AmxqError, RuntimeError):
+    """The on-disk object cache cannot be used."""
+
+
+class CompilationError(AmxqError):
+    """A kernel's source cannot be compiled.
+
+    Args:
+        message: what is wrong, in one sentence.
+        file, line, column: where, 1-based line and 0-based column.
+        source_line: the text of that line.
+        hint: what to do instead, may be empty.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        file: str = "<unknown>",
+        line: int = 0,
+        column: int = 0,
+        source_line: str = "",
+        hint: str = "",
+    ) -> None:
+        self.message = message
+        self.file, self.line, self.column = file, line, column
+        self.source_line, self.hint = source_line, hint
+        super().__init__(message)
+
+    def __str__(self) -> str:
+        text = f"{self.file}:{self.line}:{self.column + 1}: {self.message}"
+        if self.source_line:
+            text += f"\n    {self.source_line}\n    {' ' * self.column}^"
+        if self.hint:
+            text += f"\n    hint: {self.hint}"
+        return text

@@ -1,0 +1,1 @@
+"""Python AST to tile-IR."""

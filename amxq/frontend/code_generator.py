@@ -1,0 +1,383 @@
+"""The walk over a kernel's syntax tree: Python source to tile-IR.
+
+Names are bound to IR values, or to Python objects known at compile time. Typing rules are in
+:mod:`amxq.frontend.semantic`; this file knows syntax, scopes and where an error is.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins as py
+from typing import Any
+
+import amxq.language as tl
+from amxq.errors import CompilationError
+from amxq.frontend import control
+from amxq.frontend.builtins import HANDLERS, METHODS
+from amxq.frontend.descriptors import Int4Tensor, TensorDescriptor
+from amxq.frontend.semantic import Mistake, Semantic, describe
+from amxq.frontend.source import KernelSource
+from amxq.ir import ops
+from amxq.ir.builder import Builder
+from amxq.ir.ops import Block, Function, Location, Value
+from amxq.ir.types import DType, Type, shape_of
+
+_BINARY = {
+    ast.Add: "add",
+    ast.Sub: "sub",
+    ast.Mult: "mul",
+    ast.Div: "truediv",
+    ast.FloorDiv: "floordiv",
+    ast.Mod: "mod",
+    ast.BitAnd: "and",
+    ast.BitOr: "or",
+    ast.BitXor: "xor",
+    ast.LShift: "shl",
+    ast.RShift: "shr",
+}
+_COMPARE = {
+    ast.Eq: "eq",
+    ast.NotEq: "ne",
+    ast.Lt: "lt",
+    ast.LtE: "le",
+    ast.Gt: "gt",
+    ast.GtE: "ge",
+}
+_SAFE_GLOBALS = (py.len, py.int, py.float, py.bool, py.tuple, py.isinstance)
+_MAX_DEPTH = 32
+
+
+def generate(
+    source: KernelSource, types: dict[str, Type], constants: dict[str, Any]
+) -> Function:
+    """Tile-IR of a kernel for parameters of the given types and constant values."""
+    body = Block()
+    params = {name: Value(type_, name) for name, type_ in types.items()}
+    generator = CodeGenerator(source, Builder(body), {**params, **constants})
+    generator.run_body(source.tree.body)
+    body.ops.append(ops.build(ops.Yield, (), generator.location(source.tree), values=()))
+    return Function(source.name, tuple(params.values()), body)
+
+
+class CodeGenerator:
+    """One call of one jit function: its scope and the shared insertion point."""
+
+    def __init__(
+        self, source: KernelSource, builder: Builder, scope: dict[str, Any], depth: int = 0
+    ) -> None:
+        self.source = source
+        self.b = builder
+        self.sem = Semantic(builder)
+        self.scope = scope
+        self.depth = depth
+        self.returned: Any = None
+
+    # --- places ---------------------------------------------------------------------------
+
+    def location(self, node: ast.AST) -> Location:
+        line = getattr(node, "lineno", 1) + self.source.first_line - 1
+        column = getattr(node, "col_offset", 0) + self.source.indent
+        return Location(self.source.file, line, column)
+
+    def error(self, node: ast.AST, message: str, hint: str = "") -> CompilationError:
+        loc = self.location(node)
+        return CompilationError(
+            message,
+            file=loc.file,
+            line=loc.line,
+            column=loc.column,
+            source_line=self.source.line(loc.line),
+            hint=hint,
+        )
+
+    # --- statements -----------------------------------------------------------------------
+
+    def run_body(self, statements: list[ast.stmt]) -> bool:
+        """Generates statements in order; True if a return ended them."""
+        for statement in statements:
+            self.b.loc = self.location(statement)
+            handler = getattr(self, f"stmt_{type(statement).__name__}", None)
+            if handler is None:
+                raise self.error(
+                    statement,
+                    f"{type(statement).__name__} statements are not part of the kernel language",
+                )
+            if self.guarded(statement, handler, statement):
+                return True
+        return False
+
+    def guarded(self, node: ast.AST, function: Any, *args: Any) -> Any:
+        """Calls ``function``; a Mistake becomes a CompilationError at ``node``."""
+        try:
+            return function(*args)
+        except Mistake as mistake:
+            raise self.error(node, str(mistake), mistake.hint) from None
+
+    def stmt_Expr(self, node: ast.Expr) -> None:
+        if not isinstance(node.value, ast.Constant):  # a docstring does nothing
+            self.eval(node.value)
+
+    def stmt_Pass(self, node: ast.Pass) -> None:
+        pass
+
+    def stmt_Assign(self, node: ast.Assign) -> None:
+        value = self.eval(node.value)
+        for target in node.targets:
+            self.assign(target, value)
+
+    def stmt_AnnAssign(self, node: ast.AnnAssign) -> None:
+        if node.value is not None:
+            self.assign(node.target, self.eval(node.value))
+
+    def stmt_AugAssign(self, node: ast.AugAssign) -> None:
+        load = ast.copy_location(ast.Name(_name(node.target, self), ast.Load()), node.target)
+        self.assign(node.target, self.binary(node, node.op, self.eval(load), self.eval(node.value)))
+
+    def assign(self, target: ast.expr, value: Any) -> None:
+        if isinstance(target, (ast.Tuple, ast.List)):
+            if not isinstance(value, (tuple, list)) or len(value) != len(target.elts):
+                raise self.error(target, f"cannot unpack {value!r} into {len(target.elts)} names")
+            for part, item in zip(target.elts, value):
+                self.assign(part, item)
+            return
+        name = _name(target, self)
+        if isinstance(value, Value) and not value.hint and value.type:
+            value.hint = name
+        self.scope[name] = value
+
+    def stmt_For(self, node: ast.For) -> bool | None:
+        return control.for_loop(self, node)
+
+    def stmt_If(self, node: ast.If) -> bool | None:
+        return control.if_statement(self, node)
+
+    def stmt_Return(self, node: ast.Return) -> bool:
+        if node.value is not None:
+            if self.depth == 0:
+                raise self.error(node, "a kernel returns nothing", "store results with tl.store")
+            self.returned = self.eval(node.value)
+        return True
+
+    def stmt_Assert(self, node: ast.Assert) -> None:
+        raise self.error(node, "assert is not part of the kernel language", "use tl.static_assert")
+
+    # --- expressions ----------------------------------------------------------------------
+
+    def eval(self, node: ast.expr) -> Any:
+        handler = getattr(self, f"expr_{type(node).__name__}", None)
+        if handler is None:
+            raise self.error(
+                node, f"{type(node).__name__} expressions are not part of the kernel language"
+            )
+        before, self.b.loc = self.b.loc, self.location(node)
+        try:
+            return self.guarded(node, handler, node)
+        finally:
+            self.b.loc = before
+
+    def expr_Constant(self, node: ast.Constant) -> Any:
+        return node.value
+
+    def expr_Tuple(self, node: ast.Tuple) -> tuple[Any, ...]:
+        return tuple(self.eval(e) for e in node.elts)
+
+    def expr_List(self, node: ast.List) -> tuple[Any, ...]:
+        return tuple(self.eval(e) for e in node.elts)
+
+    def expr_Name(self, node: ast.Name) -> Any:
+        if node.id in self.scope:
+            value = self.scope[node.id]
+            if isinstance(value, control.Unavailable):
+                raise self.error(node, f"{node.id} {value.reason}", value.hint)
+            return value
+        found, value = self.source.lookup(node.id)
+        if not found:
+            raise self.error(node, f"name {node.id!r} is not defined")
+        if callable(value) or isinstance(value, DType) or _is_module(value):
+            return value
+        if isinstance(value, (int, float, bool, str, tuple, type(None))):
+            self.source.captured[node.id] = value
+            return value
+        raise self.error(node, f"{node.id} is {value!r}, which a kernel cannot use")
+
+    def expr_Attribute(self, node: ast.Attribute) -> Any:
+        owner = self.eval(node.value)
+        if isinstance(owner, Value):
+            if node.attr == "shape":
+                return shape_of(owner.type)
+            if node.attr == "dtype":
+                from amxq.ir.types import PointerType, element_of
+
+                element = element_of(owner.type)
+                return element.element if isinstance(element, PointerType) else element
+            if node.attr in METHODS:
+                method = METHODS[node.attr]
+                return lambda *args, **kwargs: method(self.sem, owner, *args, **kwargs)
+        elif isinstance(owner, (TensorDescriptor, Int4Tensor, DType)) or _is_module(owner):
+            if not node.attr.startswith("_") and hasattr(owner, node.attr):
+                return getattr(owner, node.attr)
+        raise self.error(node, f"{describe(owner)} has no attribute {node.attr!r}")
+
+    def expr_BinOp(self, node: ast.BinOp) -> Any:
+        return self.binary(node, node.op, self.eval(node.left), self.eval(node.right))
+
+    def binary(self, node: ast.AST, op: ast.operator, x: Any, y: Any) -> Any:
+        kind = _BINARY.get(type(op))
+        if kind is None:
+            raise self.error(node, f"the operator {type(op).__name__} is not defined for tiles")
+        if not isinstance(x, Value) and not isinstance(y, Value):
+            return self.fold(node, ast.BinOp, op, x, y)
+        return self.guarded(node, self.sem.binary, kind, x, y)
+
+    def fold(self, node: ast.AST, shape: Any, op: Any, x: Any, y: Any) -> Any:
+        """Python's own arithmetic on constants."""
+        expression = ast.Expression(shape(ast.Name("x", ast.Load()), op, ast.Name("y", ast.Load())))
+        code = compile(ast.fix_missing_locations(expression), "<constants>", "eval")
+        try:
+            return eval(code, {"__builtins__": {}}, {"x": x, "y": y})
+        except Exception as problem:
+            raise self.error(node, f"{x!r} and {y!r}: {problem}") from None
+
+    def expr_UnaryOp(self, node: ast.UnaryOp) -> Any:
+        x = self.eval(node.operand)
+        if not isinstance(x, Value):
+            if isinstance(node.op, ast.USub):
+                return -x
+            return (not x) if isinstance(node.op, ast.Not) else +x
+        if isinstance(node.op, ast.USub):
+            return self.sem.unary("neg", x)
+        if isinstance(node.op, ast.UAdd):
+            return x
+        return self.sem.binary("xor", x, True if isinstance(node.op, ast.Not) else -1)
+
+    def expr_Compare(self, node: ast.Compare) -> Any:
+        if len(node.ops) != 1:
+            raise self.error(node, "chained comparisons are not supported", "join with &")
+        x, y, op = self.eval(node.left), self.eval(node.comparators[0]), node.ops[0]
+        if isinstance(op, ast.Is):
+            return x is y
+        if isinstance(op, ast.IsNot):
+            return x is not y
+        kind = _COMPARE.get(type(op))
+        if kind is None:
+            raise self.error(node, f"the comparison {type(op).__name__} is not defined")
+        if isinstance(x, Value) or isinstance(y, Value):
+            return self.sem.compare(kind, x, y)
+        return {"eq": x == y, "ne": x != y}[kind] if kind in ("eq", "ne") else self._order(kind, x, y)
+
+    @staticmethod
+    def _order(kind: str, x: Any, y: Any) -> bool:
+        return bool({"lt": x < y, "le": x <= y, "gt": x > y, "ge": x >= y}[kind])
+
+    def expr_BoolOp(self, node: ast.BoolOp) -> Any:
+        result: Any = None
+        for i, operand in enumerate(node.values):
+            value = self.eval(operand)
+            if isinstance(value, Value):
+                if isinstance(result, Value):
+                    kind = "and" if isinstance(node.op, ast.And) else "or"
+                    value = self.sem.binary(kind, result, value)
+                result = value
+                continue
+            result = value if i == 0 or not isinstance(result, Value) else result
+            if bool(value) != isinstance(node.op, ast.And):
+                return value  # decided at compile time
+        return result
+
+    def expr_IfExp(self, node: ast.IfExp) -> Any:
+        condition = self.eval(node.test)
+        if isinstance(condition, Value):
+            return self.sem.where(condition, self.eval(node.body), self.eval(node.orelse))
+        return self.eval(node.body if condition else node.orelse)
+
+    def expr_Subscript(self, node: ast.Subscript) -> Any:
+        owner, index = self.eval(node.value), self._index(node.slice)
+        if isinstance(owner, tuple):
+            if not isinstance(index, int) or not -len(owner) <= index < len(owner):
+                raise self.error(node, f"index {index!r} of a tuple of {len(owner)}")
+            return owner[index]
+        if not isinstance(owner, Value) or not shape_of(owner.type):
+            raise self.error(node, f"{describe(owner)} cannot be indexed")
+        entries = index if isinstance(index, tuple) else (index,)
+        if [e for e in entries if e is not None] != [_ALL] * len(shape_of(owner.type)):
+            raise self.error(node, "tiles are indexed with : and None only", "as in x[:, None]")
+        for axis, entry in enumerate(entries):
+            if entry is None:
+                owner = self.sem.expand_dims(owner, axis)
+        return owner
+
+    def _index(self, node: ast.expr) -> Any:
+        if isinstance(node, ast.Tuple):
+            return tuple(self._index(e) for e in node.elts)
+        if isinstance(node, ast.Slice):
+            return _ALL if node.lower is node.upper is node.step is None else node
+        return self.eval(node)
+
+    # --- calls ----------------------------------------------------------------------------
+
+    def expr_Call(self, node: ast.Call) -> Any:
+        callee = self.eval(node.func)
+        if any(isinstance(a, ast.Starred) for a in node.args) or any(
+            k.arg is None for k in node.keywords
+        ):
+            raise self.error(node, "* and ** arguments are not part of the kernel language")
+        args = [self.eval(a) for a in node.args]
+        kwargs = {str(k.arg): self.eval(k.value) for k in node.keywords}
+        return self.call(node, callee, args, kwargs)
+
+    def call(self, node: ast.Call, callee: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if callee in (py.range, tl.range, tl.static_range):
+            raise self.error(node, "a range is only allowed as the iterator of a for loop")
+        if callee in (py.min, py.max) and len(args) == 2:
+            callee = tl.minimum if callee is py.min else tl.maximum
+        try:
+            if callee in HANDLERS:
+                return HANDLERS[callee](self.sem, *args, **kwargs)
+            if hasattr(callee, "kernel_source"):
+                return self.inline(node, callee.kernel_source, args, kwargs)
+            if callee in _SAFE_GLOBALS or not hasattr(callee, "__globals__"):
+                known = [a for a in (*args, *kwargs.values()) if isinstance(a, Value)]
+                if callee in _SAFE_GLOBALS and known:
+                    raise Mistake(f"{callee.__name__}() of a value of the run time")
+                if callee in _SAFE_GLOBALS or hasattr(callee, "__self__"):
+                    return callee(*args, **kwargs)
+            if getattr(callee, "__module__", "").startswith("amxq.") and not _is_module(callee):
+                return callee(*args, **kwargs)
+        except TypeError as problem:
+            raise self.error(node, str(problem)) from None
+        raise self.error(
+            node,
+            f"{getattr(callee, '__name__', repr(callee))} is not a function of the kernel language",
+            "decorate it with @amxq.jit to call it from a kernel",
+        )
+
+    def inline(
+        self, node: ast.Call, source: KernelSource, args: list[Any], kwargs: dict[str, Any]
+    ) -> Any:
+        """The body of another jit function, in a scope of its own."""
+        if self.depth >= _MAX_DEPTH:
+            raise self.error(node, f"jit functions call each other more than {_MAX_DEPTH} deep")
+        scope = source.bind(args, kwargs)
+        inner = CodeGenerator(source, self.b, scope, self.depth + 1)
+        try:
+            inner.run_body(source.tree.body)
+        except CompilationError as error:
+            loc = self.location(node)
+            error.hint = (error.hint + "; " if error.hint else "") + (
+                f"called from {loc.file}:{loc.line}"
+            )
+            raise
+        return inner.returned
+
+
+_ALL = slice(None)
+
+
+def _is_module(value: object) -> bool:
+    return type(value).__name__ == "module"
+
+
+def _name(target: ast.expr, generator: CodeGenerator) -> str:
+    if isinstance(target, ast.Name):
+        return target.id
+    raise generator.error(target, "only names can be assigned to", "store with tl.store")

@@ -1,0 +1,300 @@
+"""Typing rules: what an expression of the language means for operands of given types.
+
+Operands are IR values or Python constants. Rules raise :class:`Mistake`; the AST walk adds
+the place in the source. The interpreter reuses this layer, so nothing here looks at syntax.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Union
+
+from amxq.ir import ops
+from amxq.ir.builder import Builder
+from amxq.ir.ops import Value
+from amxq.ir.types import (
+    BF16,
+    F16,
+    F32,
+    F64,
+    I1,
+    I32,
+    I64,
+    DType,
+    PointerType,
+    TileType,
+    element_of,
+    scalar_of,
+    shape_of,
+    with_element,
+)
+
+Operand = Union[Value, int, float, bool]
+
+
+class Mistake(Exception):
+    """A user's mistake, without its place. ``hint`` says what to do instead."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+def describe(value: object) -> str:
+    """A value as an error message names it."""
+    return str(value.type) if isinstance(value, Value) else f"the constant {value!r}"
+
+
+class Semantic:
+    """The rules, bound to a builder that the results are appended to."""
+
+    def __init__(self, builder: Builder) -> None:
+        self.b = builder
+
+    # --- conversion -----------------------------------------------------------------------
+
+    def value(self, operand: Any, like: DType | None = None) -> Value:
+        """An IR value; a Python number becomes a constant of type ``like`` or its own."""
+        if isinstance(operand, Value):
+            return operand
+        if isinstance(operand, bool):
+            return self.b.constant(int(operand), I1)
+        if isinstance(operand, int):
+            if like is not None and like.is_float:
+                return self.b.constant(float(operand), like)
+            wide = not -(1 << 31) <= operand < 1 << 31
+            if wide and not -(1 << 63) <= operand < 1 << 63:
+                raise Mistake(f"{operand} does not fit 64 bits")
+            return self.b.constant(operand, like if like not in (None, I1) else (I64 if wide else I32))  # type: ignore[arg-type]
+        if isinstance(operand, float):
+            return self.b.constant(operand, like if like is not None and like.is_float else F32)
+        raise Mistake(f"expected a number or a tile, got {operand!r}")
+
+    def i64(self, operand: Operand) -> Value:
+        value = self.value(operand, I64)
+        if not isinstance(value.type, DType) or value.type.is_float:
+            raise Mistake(f"expected an integer scalar, got {describe(value)}")
+        return self.b.cast(value, I64)
+
+    def cast(self, operand: Operand, dtype: object) -> Value:
+        if not isinstance(dtype, DType):
+            raise Mistake(f"{dtype!r} is not a type", "use tl.float32, tl.bfloat16, …")
+        value = self.value(operand, dtype)
+        if not isinstance(element_of(value.type), DType):
+            raise Mistake(f"cannot convert {describe(value)} to {dtype}")
+        return self.b.cast(value, dtype)
+
+    @staticmethod
+    def promote(a: DType, b: DType) -> DType:
+        """The common type of two operands (Triton's rules)."""
+        if a == b:
+            return a
+        if a.is_float or b.is_float:
+            if not (a.is_float and b.is_float):
+                return a if a.is_float else b
+            return F32 if {a, b} == {BF16, F16} else max(a, b, key=lambda t: t.bits)
+        if a.kind == "bool" or b.kind == "bool":
+            return b if a.kind == "bool" else a
+        if a.bits != b.bits:
+            return max(a, b, key=lambda t: t.bits)
+        return a if a.kind == "uint" else b
+
+    def common(self, x: Operand, y: Operand) -> tuple[Value, Value]:
+        """Both operands as values of one type and shape."""
+        like_x = scalar_of(x.type) if isinstance(x, Value) and _numeric(x) else None
+        like_y = scalar_of(y.type) if isinstance(y, Value) and _numeric(y) else None
+        for operand, like in ((x, like_y), (y, like_x)):
+            if isinstance(operand, float) and like is not None and not like.is_float:
+                like_x, like_y = (F32, like_y) if operand is x else (like_x, F32)
+        a, b = self.value(x, like_y), self.value(y, like_x)
+        for v in (a, b):
+            if not _numeric(v):
+                raise Mistake(f"expected numbers, got {describe(v)}")
+        dtype = self.promote(scalar_of(a.type), scalar_of(b.type))
+        return self.broadcast(self.b.cast(a, dtype), self.b.cast(b, dtype))
+
+    # --- shapes ---------------------------------------------------------------------------
+
+    def broadcast(self, a: Value, b: Value) -> tuple[Value, Value]:
+        shape_a, shape_b = shape_of(a.type), shape_of(b.type)
+        rank = max(len(shape_a), len(shape_b))
+        full_a = (1,) * (rank - len(shape_a)) + shape_a
+        full_b = (1,) * (rank - len(shape_b)) + shape_b
+        shape = []
+        for i, j in zip(full_a, full_b):
+            if i != j and 1 not in (i, j):
+                raise Mistake(
+                    f"shapes {list(shape_a)} and {list(shape_b)} do not broadcast",
+                    "dimensions must be equal or 1; add one with x[:, None]",
+                )
+            shape.append(max(i, j))
+        return self.broadcast_to(a, tuple(shape)), self.broadcast_to(b, tuple(shape))
+
+    def broadcast_to(self, value: Value, shape: tuple[int, ...]) -> Value:
+        have = shape_of(value.type)
+        if have == shape:
+            return value
+        type_ = TileType(shape, element_of(value.type))
+        known = self.b.known(value)
+        if known is not None:
+            return self.b.constant(known, type_)
+        if not have:
+            return self.b.value(ops.Splat, type_, operand=value)
+        while len(shape_of(value.type)) < len(shape):
+            value = self.expand_dims(value, 0)
+        have = shape_of(value.type)
+        if len(have) != len(shape) or any(i not in (j, 1) for i, j in zip(have, shape)):
+            raise Mistake(f"cannot broadcast shape {list(have)} to {list(shape)}")
+        if have == shape:
+            return value
+        return self.b.value(ops.Broadcast, type_, operand=value)
+
+    def expand_dims(self, value: Value, axis: int) -> Value:
+        shape = shape_of(value.type)
+        if not isinstance(value, Value) or not shape:
+            raise Mistake(f"expected a tile, got {describe(value)}")
+        if not 0 <= axis <= len(shape) or len(shape) == 3:
+            raise Mistake(f"cannot insert axis {axis} into shape {list(shape)}")
+        new = (*shape[:axis], 1, *shape[axis:])
+        return self.b.value(
+            ops.ExpandDims, TileType(new, element_of(value.type)), operand=value, axis=axis
+        )
+
+    # --- operators ------------------------------------------------------------------------
+
+    def binary(self, kind: str, x: Operand, y: Operand) -> Value:
+        if kind in ("add", "sub"):
+            pointer = self._pointer_arithmetic(kind, x, y)
+            if pointer is not None:
+                return pointer
+        a, b = self.common(x, y)
+        element = scalar_of(a.type)
+        if kind == "truediv":
+            if not element.is_float:
+                a, b = self.b.cast(a, F32), self.b.cast(b, F32)
+            kind = "div"
+        elif kind == "floordiv":
+            if element.is_float:
+                raise Mistake("// needs integers", "use / for floats")
+            kind = "div"
+        if kind in ("and", "or", "xor", "shl", "shr") and element.is_float:
+            raise Mistake(f"bit operations need integers, got {a.type}")
+        if element.kind == "bool" and kind not in ("and", "or", "xor"):
+            a, b = self.b.cast(a, I32), self.b.cast(b, I32)
+        return self.b.binary(kind, a, b)
+
+    def _pointer_arithmetic(self, kind: str, x: Operand, y: Operand) -> Value | None:
+        if kind == "add" and isinstance(y, Value) and not _numeric(y):
+            x, y = y, x
+        if not isinstance(x, Value) or _numeric(x):
+            return None
+        offset = self.value(y)
+        if not _numeric(offset) or scalar_of(offset.type).is_float:
+            raise Mistake(f"cannot move a pointer by {describe(offset)}", "offsets are integers")
+        if kind == "sub":
+            offset = self.unary("neg", offset)
+        pointer, offset = self.broadcast(x, offset)
+        offset = self.b.cast(offset, I64)
+        if isinstance(pointer.type, PointerType):
+            return self.b.addptr(pointer, offset)
+        return self.b.value(ops.AddPtr, pointer.type, pointer=pointer, offset=offset)
+
+    def compare(self, kind: str, x: Operand, y: Operand) -> Value:
+        a, b = self.common(x, y)
+        return self.b.value(ops.Compare, with_element(a.type, I1), kind=kind, lhs=a, rhs=b)
+
+    def unary(self, kind: str, x: Operand) -> Value:
+        value = self.value(x)
+        if not _numeric(value):
+            raise Mistake(f"expected numbers, got {describe(value)}")
+        element = scalar_of(value.type)
+        if kind in ("sqrt", "floor", "ceil") and not element.is_float:
+            raise Mistake(f"{kind} needs floats, got {value.type}", "convert with .to(tl.float32)")
+        known = self.b.known(value)
+        if kind == "neg" and known is not None:
+            return self.b.constant(-known, value.type)
+        return self.b.value(ops.Unary, value.type, kind=kind, operand=value)
+
+    def where(self, condition: Operand, x: Operand, y: Operand) -> Value:
+        cond = self.value(condition)
+        if not _numeric(cond) or scalar_of(cond.type) != I1:
+            raise Mistake(f"the condition of where is {describe(cond)}, expected int1")
+        a, b = self.common(x, y)
+        cond, a = self.broadcast(cond, a)
+        a, b = self.broadcast(a, b)
+        return self.b.value(ops.Select, a.type, condition=cond, then=a, other=b)
+
+    def reduce(self, kind: str, x: Value, axis: int) -> Value:
+        shape = shape_of(self.value(x).type)
+        if not shape or not _numeric(x):
+            raise Mistake(f"expected a tile of numbers, got {describe(x)}")
+        if axis not in (len(shape) - 1, -1):
+            raise Mistake(f"axis {axis} of shape {list(shape)}: only the last axis can be reduced")
+        element = scalar_of(x.type)
+        if kind == "add" and element in (BF16, F16):
+            x, element = self.b.cast(x, F32), F32
+        out = TileType(shape[:-1], element) if len(shape) > 1 else element
+        return self.b.value(ops.Reduce, out, kind=kind, operand=x)
+
+    def dot(self, a: Value, b: Value, acc: Value | None) -> Value:
+        for name, tile in (("a", a), ("b", b)):
+            if len(shape_of(self.value(tile).type)) != 2:
+                raise Mistake(f"{name} of dot is {describe(tile)}, expected a tile of rank 2")
+        (m, k), (k2, n) = shape_of(a.type), shape_of(b.type)
+        if k != k2:
+            raise Mistake(f"dot of [{m}, {k}] and [{k2}, {n}]: the inner dimensions differ")
+        left, right = str(element_of(a.type)), str(element_of(b.type))
+        if (left, right) not in (("bf16", "u4"), ("bf16", "bf16"), ("f32", "f32")):
+            raise Mistake(
+                f"dot of {left} and {right} is not defined",
+                "use bf16 with int4, bf16 with bf16, or f32 with f32",
+            )
+        type_ = TileType((m, n), F32)
+        if acc is not None and acc.type != type_:
+            raise Mistake(f"acc of dot is {describe(acc)}, expected {type_}")
+        return self.b.value(ops.Dot, type_, lhs=a, rhs=b, acc=acc, lowering="")
+
+    # --- memory ---------------------------------------------------------------------------
+
+    def load(self, pointer: Value, mask: Operand | None, other: Operand | None) -> Value:
+        pointee = self._pointee(pointer)
+        type_ = with_element(pointer.type, pointee)
+        mask_value = self._mask(mask, type_)
+        other_value = None
+        if mask_value is not None:
+            filler = self.value(0 if other is None else other, pointee)
+            other_value = self.broadcast_to(self.b.cast(filler, pointee), shape_of(type_))
+        return self.b.value(ops.Load, type_, pointer=pointer, mask=mask_value, other=other_value)
+
+    def store(self, pointer: Value, value: Operand, mask: Operand | None) -> None:
+        pointee = self._pointee(pointer)
+        type_ = with_element(pointer.type, pointee)
+        stored = self.b.cast(self.value(value, pointee), pointee)
+        stored = self.broadcast_to(stored, shape_of(type_)) if shape_of(type_) else stored
+        if stored.type != type_:
+            raise Mistake(f"cannot store {describe(stored)} through {describe(pointer)}")
+        self.b.emit(ops.Store, pointer=pointer, value=stored, mask=self._mask(mask, type_))
+
+    def _pointee(self, pointer: object) -> DType:
+        if isinstance(pointer, Value):
+            element = element_of(pointer.type)
+            if isinstance(element, PointerType):
+                return element.element
+        raise Mistake(
+            f"expected a pointer or a tile of pointers, got {describe(pointer)}",
+            "tensors arrive as pointers: load(x + offsets)",
+        )
+
+    def _mask(self, mask: Operand | None, type_: Any) -> Value | None:
+        if mask is None:
+            return None
+        value = self.value(mask)
+        if not _numeric(value) or scalar_of(value.type) != I1:
+            raise Mistake(f"mask is {describe(value)}, expected int1", "compare: offs < n")
+        return self.broadcast_to(value, shape_of(type_)) if shape_of(type_) else value
+
+
+def _numeric(value: Value) -> bool:
+    return isinstance(element_of(value.type), DType)
+
+
+__all__ = ["F64", "Mistake", "Operand", "Semantic", "describe"]

@@ -1,0 +1,91 @@
+"""A jit function's source: its tree, where it stands in its file, and the names it sees."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import inspect
+import linecache
+import textwrap
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import amxq.language as tl
+from amxq.errors import CompilationError
+from amxq.frontend.semantic import Mistake
+
+
+class KernelSource:
+    """The Python function behind ``@amxq.jit``.
+
+    Attributes:
+        parameters: names in order.
+        constexprs: names annotated with ``tl.constexpr``.
+        defaults: name → default value.
+        captured: globals that were used as constants, with the value that was compiled in.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.name = function.__name__
+        signature = inspect.signature(function)
+        for parameter in signature.parameters.values():
+            if parameter.kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD:
+                raise CompilationError(f"{self.name}: parameter {parameter} is not supported")
+        self.parameters = tuple(signature.parameters)
+        self.constexprs = frozenset(
+            p.name for p in signature.parameters.values() if _is_constexpr(p.annotation)
+        )
+        self.defaults = {
+            p.name: p.default
+            for p in signature.parameters.values()
+            if p.default is not inspect.Parameter.empty
+        }
+        self.captured: dict[str, Any] = {}
+        self.file = function.__code__.co_filename
+        self.first_line = function.__code__.co_firstlineno
+
+    @cached_property
+    def tree(self) -> ast.FunctionDef:
+        lines, _ = inspect.getsourcelines(self.function)
+        text = "".join(lines)
+        self.indent = len(lines[0]) - len(lines[0].lstrip())
+        tree = ast.parse(textwrap.dedent(text)).body[0]
+        assert isinstance(tree, ast.FunctionDef)
+        return tree
+
+    indent = 0
+
+    def line(self, number: int) -> str:
+        return linecache.getline(self.file, number).rstrip("\n")
+
+    def lookup(self, name: str) -> tuple[bool, Any]:
+        """A name from the enclosing functions, the module, or Python's built-ins."""
+        closure = inspect.getclosurevars(self.function).nonlocals
+        for scope in (closure, self.function.__globals__, vars(builtins)):
+            if name in scope:
+                return True, scope[name]
+        return False, None
+
+    def bind(self, args: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Parameter → argument of a call inside a kernel."""
+        if len(args) > len(self.parameters):
+            raise Mistake(f"{self.name} takes {len(self.parameters)} arguments, got {len(args)}")
+        bound = dict(zip(self.parameters, args))
+        for name, value in kwargs.items():
+            if name not in self.parameters or name in bound:
+                raise Mistake(f"{self.name} got an unexpected or repeated argument {name!r}")
+            bound[name] = value
+        for name in self.parameters:
+            if name not in bound:
+                if name not in self.defaults:
+                    raise Mistake(f"{self.name} misses the argument {name!r}")
+                bound[name] = self.defaults[name]
+        return bound
+
+
+def _is_constexpr(annotation: Any) -> bool:
+    if isinstance(annotation, str):  # from __future__ import annotations
+        return annotation.split(".")[-1] == "constexpr"
+    return annotation is tl.constexpr

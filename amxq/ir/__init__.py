@@ -1,0 +1,1 @@
+"""Tile-IR: types, operations, builder, printer, verifier."""

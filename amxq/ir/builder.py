@@ -1,0 +1,112 @@
+"""Appends operations to a block, with the source location and a little constant folding."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from amxq.ir import ops
+from amxq.ir.ops import Block, Op, Value
+from amxq.ir.types import DType, I32, I64, PointerType, Type, scalar_of, with_element
+
+_Op = TypeVar("_Op", bound=Op)
+
+_FOLD: dict[str, Callable[[Any, Any], Any]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "and": operator.and_,
+    "or": operator.or_,
+    "xor": operator.xor,
+    "min": min,
+    "max": max,
+}
+
+
+class Builder:
+    """The insertion point: a block, a location, and the constants known so far."""
+
+    def __init__(self, block: Block) -> None:
+        self.block = block
+        self.loc = ops.UNKNOWN
+        self._known: dict[Value, int | float] = {}
+
+    @contextmanager
+    def inside(self, block: Block) -> Iterator[Block]:
+        """Append to ``block`` instead, within a ``with`` statement."""
+        before, self.block = self.block, block
+        try:
+            yield block
+        finally:
+            self.block = before
+
+    def emit(self, cls: type[_Op], *types: Type, **fields: Any) -> _Op:
+        op = ops.build(cls, types, self.loc, **fields)
+        self.block.ops.append(op)
+        return op
+
+    def value(self, cls: type[Op], type_: Type, **fields: Any) -> Value:
+        return self.emit(cls, type_, **fields).result
+
+    # --- constants ------------------------------------------------------------------------
+
+    def constant(self, value: int | float, type_: Type) -> Value:
+        result = self.value(ops.Constant, type_, value=value)
+        self._known[result] = value
+        return result
+
+    def i32(self, value: int) -> Value:
+        return self.constant(value, I32)
+
+    def i64(self, value: int) -> Value:
+        return self.constant(value, I64)
+
+    def known(self, value: Value) -> int | float | None:
+        """The number a value is known to be (in every element), else None."""
+        return self._known.get(value)
+
+    # --- arithmetic -----------------------------------------------------------------------
+
+    def binary(self, kind: str, lhs: Value, rhs: Value) -> Value:
+        a, b = self.known(lhs), self.known(rhs)
+        if isinstance(lhs.type, DType) and not lhs.type.is_float:
+            if a is not None and b is not None and kind in _FOLD:
+                folded = _FOLD[kind](a, b)
+                limit = 1 << (lhs.type.bits - 1)
+                if lhs.type.is_signed and -limit <= folded < limit:
+                    return self.constant(folded, lhs.type)
+            if (kind in ("add", "sub") and b == 0) or (kind in ("mul", "div") and b == 1):
+                return lhs
+            if (kind == "add" and a == 0) or (kind == "mul" and a == 1):
+                return rhs
+            if kind == "mul" and 0 in (a, b):
+                return self.constant(0, lhs.type)
+        return self.value(ops.Binary, lhs.type, kind=kind, lhs=lhs, rhs=rhs)
+
+    def add(self, lhs: Value, rhs: Value) -> Value:
+        return self.binary("add", lhs, rhs)
+
+    def sub(self, lhs: Value, rhs: Value) -> Value:
+        return self.binary("sub", lhs, rhs)
+
+    def mul(self, lhs: Value, rhs: Value) -> Value:
+        return self.binary("mul", lhs, rhs)
+
+    def cast(self, value: Value, element: DType) -> Value:
+        """Number conversion to ``element``; the value itself where it has that type already."""
+        if scalar_of(value.type) == element:
+            return value
+        known = self.known(value)
+        if known is not None and isinstance(value.type, DType):
+            if element.is_float or (isinstance(known, int) and known >= 0):
+                return self.constant(float(known) if element.is_float else known, element)
+        return self.value(ops.Cast, with_element(value.type, element), operand=value)
+
+    def addptr(self, pointer: Value, offset: Value) -> Value:
+        """``pointer`` moved by ``offset`` elements (scalar)."""
+        assert isinstance(pointer.type, PointerType)
+        if self.known(offset) == 0:
+            return pointer
+        return self.value(ops.AddPtr, pointer.type, pointer=pointer, offset=offset)

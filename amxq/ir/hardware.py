@@ -1,0 +1,167 @@
+"""Operations of the machine: what vectorisation leaves in a kernel.
+
+They name instructions, not meanings; costs and NumPy meanings are in
+:mod:`amxq.codegen.instructions`. Tile registers are numbered by us (``t``, ``c``, ``a``, ``b``):
+the order written here is the order that reaches the assembler.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from amxq.ir.ops import Op, Value
+
+
+@dataclass(frozen=True, eq=False)
+class Scratch(Op):
+    """Stack memory of ``bytes`` bytes, 64-byte aligned, allocated once per program."""
+
+    bytes: int
+    name: ClassVar[str] = "scratch"
+
+
+@dataclass(frozen=True, eq=False)
+class VectorLoad(Op):
+    """One vector (or, for a scalar result, one element) at ``pointer``; masked-off lanes are 0
+    and are not read."""
+
+    pointer: Value
+    mask: Value | None
+    name: ClassVar[str] = "vector_load"
+
+
+@dataclass(frozen=True, eq=False)
+class VectorStore(Op):
+    pointer: Value
+    value: Value
+    mask: Value | None
+    name: ClassVar[str] = "vector_store"
+    effect: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, eq=False)
+class Gather(Op):
+    """Lane i from ``pointer`` + offsets[i] elements (i64 lanes)."""
+
+    pointer: Value
+    offsets: Value
+    mask: Value | None
+    name: ClassVar[str] = "gather"
+
+
+@dataclass(frozen=True, eq=False)
+class Scatter(Op):
+    pointer: Value
+    offsets: Value
+    value: Value
+    mask: Value | None
+    name: ClassVar[str] = "scatter"
+    effect: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, eq=False)
+class Prefetch(Op):
+    """A hint: the line at ``pointer`` will be read soon; ``locality`` 0 (NTA) to 3 (L1)."""
+
+    pointer: Value
+    locality: int
+    name: ClassVar[str] = "prefetch"
+    effect: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, eq=False)
+class Extract(Op):
+    """One lane of a vector."""
+
+    vector: Value
+    lane: int
+    name: ClassVar[str] = "extract"
+
+
+@dataclass(frozen=True, eq=False)
+class Insert(Op):
+    vector: Value
+    scalar: Value
+    lane: int
+    name: ClassVar[str] = "insert"
+
+
+@dataclass(frozen=True, eq=False)
+class Horizontal(Op):
+    """Reduction of a vector's lanes to a scalar, pairwise in a fixed order."""
+
+    kind: str
+    vector: Value
+    name: ClassVar[str] = "horizontal"
+
+
+@dataclass(frozen=True, eq=False)
+class Bitcast(Op):
+    operand: Value
+    name: ClassVar[str] = "bitcast"
+
+
+@dataclass(frozen=True, eq=False)
+class Fma(Op):
+    """a·b + c with one rounding."""
+
+    a: Value
+    b: Value
+    c: Value
+    name: ClassVar[str] = "fma"
+
+
+@dataclass(frozen=True, eq=False)
+class Vpermw(Op):
+    """table[index mod 32] per 16-bit lane."""
+
+    table: Value
+    index: Value
+    name: ClassVar[str] = "vpermw"
+
+
+@dataclass(frozen=True, eq=False)
+class Vdpbf16ps(Op):
+    """acc[i] + a[2i]·b[2i] + a[2i+1]·b[2i+1]."""
+
+    acc: Value
+    a: Value
+    b: Value
+    name: ClassVar[str] = "vdpbf16ps"
+
+
+@dataclass(frozen=True, eq=False)
+class TileZero(Op):
+    t: int
+    name: ClassVar[str] = "tilezero"
+    effect: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, eq=False)
+class TileLoad(Op):
+    """Rows of tile ``t`` from ``pointer``, ``stride`` bytes apart."""
+
+    t: int
+    pointer: Value
+    stride: Value
+    name: ClassVar[str] = "tileload"
+    effect: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, eq=False)
+class TileStore(Op):
+    t: int
+    pointer: Value
+    stride: Value
+    name: ClassVar[str] = "tilestore"
+    effect: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, eq=False)
+class Tdpbf16ps(Op):
+    c: int
+    a: int
+    b: int
+    name: ClassVar[str] = "tdpbf16ps"
+    effect: ClassVar[bool] = True

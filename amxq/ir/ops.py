@@ -1,0 +1,377 @@
+"""Operations of tile-IR: frozen dataclasses with named operands, attributes and a location.
+
+A field that holds a :class:`Value` (or a tuple of them) is an operand, a :class:`Block` is a
+region, anything else is an attribute. Operations that give results build their ``Value``s with
+:func:`build`, so that one operation object owns them.
+
+The same arithmetic operations work on scalars, tiles and vectors: vectorisation changes types,
+not names. Operations of the machine itself are in :mod:`amxq.ir.hardware`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeVar
+
+from amxq.ir.types import Type
+
+
+@dataclass(frozen=True)
+class Location:
+    """A place in a kernel's source: file, 1-based line, 0-based column."""
+
+    file: str
+    line: int
+    column: int
+
+
+UNKNOWN = Location("<unknown>", 0, 0)
+
+
+class Value:
+    """The result of one operation, or an argument of a block. Identity is what counts."""
+
+    __slots__ = ("hint", "type")
+
+    def __init__(self, type_: Type, hint: str = "") -> None:
+        self.type = type_
+        self.hint = hint
+
+    def __repr__(self) -> str:
+        return f"<Value {self.hint or hex(id(self))[-5:]} : {self.type}>"
+
+
+@dataclass(eq=False)
+class Block:
+    """A list of operations with arguments; the last operation of a region's block is Yield."""
+
+    args: tuple[Value, ...] = ()
+    ops: list[Op] = field(default_factory=list)
+
+
+@dataclass(frozen=True, eq=False)
+class Op:
+    """Base of all operations. ``effect`` says whether it may not be removed or moved."""
+
+    results: tuple[Value, ...]
+    loc: Location
+    name: ClassVar[str] = "?"
+    effect: ClassVar[bool] = False
+
+    @property
+    def result(self) -> Value:
+        (value,) = self.results
+        return value
+
+
+_Op = TypeVar("_Op", bound=Op)
+
+
+def build(cls: type[_Op], types: tuple[Type, ...], loc: Location, **fields: Any) -> _Op:
+    """A new operation of class ``cls`` with fresh results of the given types."""
+    return cls(results=tuple(Value(t) for t in types), loc=loc, **fields)
+
+
+def operands(op: Op) -> Iterator[Value]:
+    """The operation's own operands, in field order; not those of nested operations."""
+    for value in fields_of(op).values():
+        if isinstance(value, Value):
+            yield value
+        elif isinstance(value, tuple):
+            yield from (v for v in value if isinstance(v, Value))
+
+
+def regions(op: Op) -> Iterator[Block]:
+    yield from (v for v in fields_of(op).values() if isinstance(v, Block))
+
+
+def fields_of(op: Op) -> dict[str, Any]:
+    """Name → value of every field but results and location."""
+    return {n: getattr(op, n) for n in _field_names(type(op))}
+
+
+_NAMES: dict[type[Op], tuple[str, ...]] = {}
+
+
+def _field_names(cls: type[Op]) -> tuple[str, ...]:
+    if cls not in _NAMES:
+        names = tuple(f.name for f in dataclasses.fields(cls) if f.name not in ("results", "loc"))
+        _NAMES[cls] = names
+    return _NAMES[cls]
+
+
+def walk(block: Block) -> Iterator[Op]:
+    """Every operation in the block and in nested blocks, outer before inner."""
+    for op in block.ops:
+        yield op
+        for region in regions(op):
+            yield from walk(region)
+
+
+def replace_operands(op: _Op, replace: Callable[[Value], Value]) -> _Op:
+    """The operation with operands replaced (results kept); itself where nothing changes."""
+    changed: dict[str, Any] = {}
+    for name, value in fields_of(op).items():
+        new = value
+        if isinstance(value, Value):
+            new = replace(value)
+        elif isinstance(value, tuple):
+            new = tuple(replace(v) if isinstance(v, Value) else v for v in value)
+            new = value if all(a is b for a, b in zip(new, value)) else new
+        if new is not value:
+            changed[name] = new
+    return dataclasses.replace(op, **changed) if changed else op
+
+
+# --- values -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Constant(Op):
+    """A number; for a tile or vector, the number in every element, or a tuple of lanes."""
+
+    value: int | float | tuple[int, ...]
+    name: ClassVar[str] = "constant"
+
+
+@dataclass(frozen=True, eq=False)
+class Arange(Op):
+    """start, start + 1, … as a tile of rank 1."""
+
+    start: int
+    name: ClassVar[str] = "arange"
+
+
+@dataclass(frozen=True, eq=False)
+class ProgramId(Op):
+    axis: int
+    name: ClassVar[str] = "program_id"
+
+
+@dataclass(frozen=True, eq=False)
+class NumPrograms(Op):
+    axis: int
+    name: ClassVar[str] = "num_programs"
+
+
+# --- element-wise -----------------------------------------------------------------------
+
+BINARY = ("add", "sub", "mul", "div", "mod", "min", "max", "and", "or", "xor", "shl", "shr")
+COMPARE = ("eq", "ne", "lt", "le", "gt", "ge")
+UNARY = ("neg", "abs", "sqrt", "floor", "ceil")
+
+
+@dataclass(frozen=True, eq=False)
+class Binary(Op):
+    """``kind`` of BINARY; both operands and the result have one type. Integer division and
+    remainder truncate towards zero, as C and Triton do; float min and max return the number
+    where one side is NaN."""
+
+    kind: str
+    lhs: Value
+    rhs: Value
+    name: ClassVar[str] = "binary"
+
+
+@dataclass(frozen=True, eq=False)
+class Compare(Op):
+    """``kind`` of COMPARE; operands of one type, result i1 of the same shape."""
+
+    kind: str
+    lhs: Value
+    rhs: Value
+    name: ClassVar[str] = "compare"
+
+
+@dataclass(frozen=True, eq=False)
+class Unary(Op):
+    kind: str
+    operand: Value
+    name: ClassVar[str] = "unary"
+
+
+@dataclass(frozen=True, eq=False)
+class Cast(Op):
+    """Number conversion, round to nearest even; float to integer truncates."""
+
+    operand: Value
+    name: ClassVar[str] = "cast"
+
+
+@dataclass(frozen=True, eq=False)
+class Select(Op):
+    condition: Value
+    then: Value
+    other: Value
+    name: ClassVar[str] = "select"
+
+
+# --- shape ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Splat(Op):
+    """One scalar in every element of a tile or vector."""
+
+    operand: Value
+    name: ClassVar[str] = "splat"
+
+
+@dataclass(frozen=True, eq=False)
+class ExpandDims(Op):
+    """Inserts a dimension of size 1 at ``axis``."""
+
+    operand: Value
+    axis: int
+    name: ClassVar[str] = "expand_dims"
+
+
+@dataclass(frozen=True, eq=False)
+class Broadcast(Op):
+    """Repeats dimensions of size 1; rank stays."""
+
+    operand: Value
+    name: ClassVar[str] = "broadcast"
+
+
+@dataclass(frozen=True, eq=False)
+class Reduce(Op):
+    """``kind`` "add", "min" or "max" over the last axis (which disappears)."""
+
+    kind: str
+    operand: Value
+    name: ClassVar[str] = "reduce"
+
+
+# --- memory -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class AddPtr(Op):
+    """A pointer moved by a number of elements; scalar or tile of pointers."""
+
+    pointer: Value
+    offset: Value
+    name: ClassVar[str] = "addptr"
+
+
+@dataclass(frozen=True, eq=False)
+class Load(Op):
+    """Loads through a pointer or a tile of pointers; masked-off elements give ``other``."""
+
+    pointer: Value
+    mask: Value | None
+    other: Value | None
+    name: ClassVar[str] = "load"
+
+
+@dataclass(frozen=True, eq=False)
+class Store(Op):
+    pointer: Value
+    value: Value
+    mask: Value | None
+    name: ClassVar[str] = "store"
+    effect: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, eq=False)
+class LoadBlock(Op):
+    """Loads a tile of a strided array: element (i, j) lies at
+    base + (offsets[0] + i)·strides[0] + (offsets[1] + j)·strides[1]; the last stride is 1.
+    ``bounds`` are the array's sizes; dimensions listed in ``checked`` give 0 outside."""
+
+    base: Value
+    offsets: tuple[Value, ...]
+    strides: tuple[Value, ...]
+    bounds: tuple[Value, ...]
+    checked: tuple[int, ...]
+    name: ClassVar[str] = "load_block"
+
+
+@dataclass(frozen=True, eq=False)
+class StoreBlock(Op):
+    """The counterpart of LoadBlock; elements outside in a checked dimension are not written."""
+
+    base: Value
+    value: Value
+    offsets: tuple[Value, ...]
+    strides: tuple[Value, ...]
+    bounds: tuple[Value, ...]
+    checked: tuple[int, ...]
+    name: ClassVar[str] = "store_block"
+    effect: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, eq=False)
+class LoadInt4(Op):
+    """A tile [BLOCK_K, 32·p] of a packed INT4 weight: ``base`` points at the panels
+    [N/32][k_blocks][2][64 bytes], ``k`` (multiple of 8) and ``n`` (of 32) at its corner."""
+
+    base: Value
+    k: Value
+    n: Value
+    k_blocks: Value
+    name: ClassVar[str] = "load_int4"
+
+
+@dataclass(frozen=True, eq=False)
+class Dot(Op):
+    """lhs [M, K] · rhs [K, N] (+ acc) in fp32. An int4 rhs counts as its integers minus 8.
+    ``lowering`` is "" until the pass choose_dot writes "amx", "vdpbf16ps" or "fma"."""
+
+    lhs: Value
+    rhs: Value
+    acc: Value | None
+    lowering: str
+    name: ClassVar[str] = "dot"
+
+
+# --- control ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class For(Op):
+    """for i in range(lower, upper, step), step > 0; the body's arguments are i and the carried
+    values, its Yield gives the next ones, the results are the last ones."""
+
+    lower: Value
+    upper: Value
+    step: Value
+    inits: tuple[Value, ...]
+    body: Block
+    name: ClassVar[str] = "for"
+    effect: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, eq=False)
+class If(Op):
+    """Both regions yield values of the results' types."""
+
+    condition: Value
+    then: Block
+    other: Block
+    name: ClassVar[str] = "if"
+    effect: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, eq=False)
+class Yield(Op):
+    values: tuple[Value, ...]
+    name: ClassVar[str] = "yield"
+    effect: ClassVar[bool] = True
+
+
+@dataclass(eq=False)
+class Function:
+    """A kernel: parameters (scalars and pointers) and a body that ends with an empty Yield.
+
+    Attributes:
+        tiles: configured AMX tiles as (rows, bytes per row), () when none are used.
+    """
+
+    name: str
+    params: tuple[Value, ...]
+    body: Block
+    tiles: tuple[tuple[int, int], ...] = ()

@@ -1,0 +1,1 @@
+"""The public calls: validation, dispatch, registration with torch."""

@@ -1,0 +1,107 @@
+"""Which kernel runs a linear of given sizes, and on which grid.
+
+All choices are made here: rows and depth of a block by target, and how the grid walks through
+rows and panels. They never change a result's exactness, only its speed.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from amxq.ir.types import I32, U8, PointerType, Type
+from amxq.runtime.compiler import CompiledKernel
+from amxq.runtime.jit import pointers
+
+PANEL = 32
+MAX_BLOCK_K = 128
+BAND_BYTES = 1 << 20
+"""Activations of one band: they stay in the L2 cache (1 to 2 MB a core) while panels stream by."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Block sizes and the grid (row blocks of a band, panels, bands)."""
+
+    block_m: int
+    block_k: int
+    row_blocks: int
+    grid: tuple[int, int, int]
+
+
+@functools.lru_cache(maxsize=1024)
+def choose(M: int, K: int, N: int, group: int, target: str) -> Plan:
+    """The plan for x [M, K] and a weight [N, K] with scales per ``group`` of K."""
+    block_m = _block_m(M, target)
+    blocks = -(-M // block_m)
+    bands = max(1, min(blocks, M * K * 2 // BAND_BYTES))
+    row_blocks = -(-blocks // bands)
+    bands = -(-blocks // row_blocks)
+    grid = (row_blocks, -(-N // PANEL), bands)
+    return Plan(block_m, _block_k(group), row_blocks, grid)
+
+
+def _block_m(M: int, target: str) -> int:
+    if target == "amx":
+        if M >= 32:
+            return 128 if M >= 128 else 64 if M >= 64 else 32
+        return M if M <= 16 else -(-M // 2)  # two tiles of rows, none of them padded
+    return -(-M // -(-M // 8))  # at most 8 rows, all blocks as full as possible
+
+
+def _block_k(group: int) -> int:
+    """The largest divisor of the group up to MAX_BLOCK_K, whole AMX tiles (32) preferred."""
+    divisors = [d for d in range(8, min(group, MAX_BLOCK_K) + 1, 8) if group % d == 0]
+    return max(divisors, key=lambda d: (d % 32 == 0, d))
+
+
+@functools.cache
+def int4_linear(
+    target: str,
+    scales: torch.dtype,
+    zeros: bool,
+    bias: torch.dtype | None,
+    y: torch.dtype,
+    splits: int,
+    block_m: int,
+    block_k: int,
+) -> CompiledKernel:
+    """The compiled kernel for these types; launch it with the arguments in its order."""
+    from amxq_kernels.int4_linear import int4_linear as kernel
+
+    table = pointers()
+    types: dict[str, Type] = {
+        "x": table[torch.bfloat16],
+        "qweight": PointerType(U8),
+        "scales": table[scales],
+    }
+    constants: dict[str, Any] = {"SPLITS": splits, "BLOCK_M": block_m, "BLOCK_K": block_k}
+    if zeros:
+        types |= {"zeros": PointerType(U8), "block_sums": table[torch.float32]}
+    else:
+        constants |= {"zeros": None, "block_sums": None}
+    if bias is not None:
+        types["bias"] = table[bias]
+    else:
+        constants["bias"] = None
+    types["y"] = table[y]
+    types |= dict.fromkeys(("M", "N", "K", "group_size", "row_blocks"), I32)
+    return kernel.compile(types, constants, target)
+
+
+@functools.cache
+def block_sums(target: str, splits: int, block_k: int) -> CompiledKernel:
+    """The kernel that sums activations over blocks of K, for asymmetric weights."""
+    from amxq_kernels.int4_linear import block_sums as kernel
+
+    table = pointers()
+    types: dict[str, Type] = {
+        "x": table[torch.bfloat16],
+        "sums": table[torch.float32],
+        "M": I32,
+        "K": I32,
+    }
+    return kernel.compile(types, {"SPLITS": splits, "BLOCK_K": block_k}, target)

@@ -1,0 +1,1 @@
+"""Rewrites of tile-IR, one pass a file; pipeline.py lists them."""

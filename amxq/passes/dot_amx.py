@@ -1,0 +1,119 @@
+"""bf16 times int4 on AMX tile registers.
+
+For a dot [M, K] · [K, 32] in tiles of D = 32 k (or 16, 8 where K asks for it):
+
+    panel:   K/D x 2 B tiles, dequantised once by VPERMW into scratch memory
+    chunk:   tilezero 0..3                                  2 x 2 tiles of C, 32 rows
+             for each k tile: tileload 4, 5 (A), 6, 7 (B), four tdpbf16ps
+             tilestore 0..3 to scratch
+
+A large result is produced chunk by chunk when its consumer asks for those rows, so the fp32 work
+on chunk i (scales, accumulation) overlaps in the machine with the tile work of chunk i + 1.
+Tile loads of freshly stored lines stall unless two tiles lie between (Emerald Rapids, 2026-11-30:
+39 cycles against 8), which is why the whole panel is written before the first multiplication.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from amxq.ir import hardware as hw
+from amxq.ir import ops
+from amxq.ir.ops import Value
+from amxq.ir.types import F32, U8, U16, PointerType, TileType
+from amxq.passes.choose_dot import amx_shape
+from amxq.passes.dot_vector import bitcast, int4_pair, int4_table, panel_pointer, place_of, words_at
+from amxq.passes.tiles import Place, Row, Tile
+
+if TYPE_CHECKING:
+    from amxq.passes.vectorize import Vectorizer
+
+C, A, B = 0, 4, 6
+"""Tile registers: C 0 to 3, A 4 and 5, B 6 and 7. Nothing is ever spilled."""
+
+
+def lower(v: Vectorizer, op: ops.Dot) -> None:
+    type_ = op.result.type
+    assert isinstance(type_, TileType) and isinstance(op.lhs.type, TileType)
+    rows, depth = op.lhs.type.shape
+    shape = amx_shape(rows, depth)
+    assert shape is not None
+    tile_rows, k = shape
+    row_tiles = 2 if rows >= 2 * tile_rows else 1
+    v.tile_config = ((tile_rows, 64),) * 4 + ((tile_rows, 2 * k),) * 2 + ((k // 2, 64),) * 2
+
+    b = v.b
+    a = place_of(v, op.lhs)
+    panel = _dequantise(v, op, depth, k)
+    start = v.tiles[op.acc] if op.acc is not None else None
+    initial = v.materialize(start).place if start is not None else None
+    chunk = tile_rows * row_tiles
+    part = v.scratch(TileType((chunk, 32), F32))
+    part_stride = b.i64(32 * F32.bytes)
+    a_stride = b.mul(a.stride, b.i64(2))
+    b_stride = b.i64(64)
+
+    def prepare(first: Row) -> None:
+        c_tiles = [(i, j) for i in range(row_tiles) for j in range(2)]
+        for i, j in c_tiles:
+            if initial is None:
+                b.emit(hw.TileZero, t=C + 2 * i + j)
+            else:
+                row = Row(first.base, first.offset + i * tile_rows)
+                pointer = v.element_pointer(initial, row, 16 * j)
+                b.emit(hw.TileLoad, t=C + 2 * i + j, pointer=pointer, stride=part_stride)
+        for step in range(depth // k):
+            for j in range(2):
+                pointer = b.addptr(panel, b.i64((2 * step + j) * 32 * k))
+                b.emit(hw.TileLoad, t=B + j, pointer=pointer, stride=b_stride)
+            for i in range(row_tiles):
+                row = Row(first.base, first.offset + i * tile_rows)
+                pointer = v.element_pointer(a, row, step * k)
+                b.emit(hw.TileLoad, t=A + i, pointer=pointer, stride=a_stride)
+                for j in range(2):
+                    b.emit(hw.Tdpbf16ps, c=C + 2 * i + j, a=A + i, b=B + j)
+        for i, j in c_tiles:
+            pointer = v.element_pointer(part, Row(None, i * tile_rows), 16 * j)
+            b.emit(hw.TileStore, t=C + 2 * i + j, pointer=pointer, stride=part_stride)
+
+    chunked = rows > chunk
+    if chunked and v.uses.get(op.result, 0) != 1:
+        # several consumers: produce all rows now
+        whole = Tile(type_, v.lanes, _rows_of(v, part, True), None, prepare, late=True)
+        v.tiles[op.result] = v.materialize(whole)
+        return
+    v.define(op.result, Tile(type_, v.lanes, _rows_of(v, part, chunked), None, prepare, late=True))
+
+
+def _rows_of(v: Vectorizer, part: Place, chunked: bool):  # type: ignore[no-untyped-def]
+    """Reads the chunk that was produced last."""
+
+    def at(row: Row, column: int) -> Value:
+        stored = v.stored(TileType((1, 32), F32), part)
+        return stored.at(Row(None, row.offset) if chunked else row, column)
+
+    return at
+
+
+def _dequantise(v: Vectorizer, op: ops.Dot, depth: int, k: int) -> Value:
+    """The B tiles of a panel in scratch memory: [K/D][2] tiles of D/2 rows of 64 bytes."""
+    b = v.b
+    load = v.defs[op.rhs]
+    assert isinstance(load, ops.LoadInt4)
+    if op.rhs in v.panels and v.panels[op.rhs][0] is b.block:
+        return v.panels[op.rhs][1]
+    source = panel_pointer(v, load)
+    table = int4_table(b)
+    panel = b.value(hw.Scratch, PointerType(U8), bytes=depth * 64)
+    per_tile = k // 8
+    for kb in range(depth // 8):
+        step, row = kb // per_tile, kb % per_tile * 4
+        for half in range(2):
+            words = words_at(b, source, b.i64(kb), half)
+            for nibble in range(4):
+                offset = (2 * step + half) * 32 * k + (row + nibble) * 64
+                pointer = bitcast(b, b.addptr(panel, b.i64(offset)), PointerType(U16))
+                value = int4_pair(b, table, words, nibble)
+                b.emit(hw.VectorStore, pointer=pointer, value=value, mask=None)
+    v.panels[op.rhs] = (b.block, panel)
+    return panel

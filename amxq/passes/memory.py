@@ -1,0 +1,335 @@
+"""Vectorisation of loads and stores.
+
+A tile of pointers is one base pointer plus a tile of offsets. Where the offsets grow by one
+from lane to lane an access is one vector load or store; where they are all equal it is a
+scalar load; otherwise it is a gather or scatter.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from amxq.errors import CompilationError
+from amxq.ir import hardware as hw
+from amxq.ir import ops
+from amxq.ir.ops import Value
+from amxq.ir.types import I1, I32, I64, PointerType, TileType, VectorType, shape_of
+from amxq.passes.tiles import Place, Row, Tile
+
+if TYPE_CHECKING:
+    from amxq.passes.vectorize import Vectorizer
+
+
+def source_row(source: tuple[int, ...], target: tuple[int, ...], row: Row) -> Row:
+    """The row of a tile of shape ``source`` that a broadcast to ``target`` reads for ``row``."""
+    lead, wide = source[:-1], target[:-1]
+    if lead == wide:
+        return row
+    if math.prod(lead) == 1:
+        return Row(None, 0)
+    if row.base is not None:
+        raise CompilationError(
+            f"broadcast of {list(source)} to {list(target)} is too large to unroll",
+            hint="use a smaller block",
+        )
+    index, r = 0, row.offset
+    stride = 1
+    for have, want in zip(reversed(lead), reversed(wide)):
+        r, i = divmod(r, want)
+        index += (i if have > 1 else 0) * stride
+        stride *= have
+    return Row(None, index)
+
+
+# --- tiles of pointers ------------------------------------------------------------------
+
+
+def lane_stride(v: Vectorizer, value: Value) -> int | None:
+    """By how much an integer tile grows from one element of a row to the next, if constant."""
+    op = v.defs.get(value)
+    if not isinstance(value.type, TileType) or value.type.shape[-1] == 1:
+        return 0
+    if isinstance(op, ops.Arange):
+        return 1
+    if isinstance(op, (ops.Splat, ops.Constant)):
+        return 0
+    if isinstance(op, ops.Cast):
+        return lane_stride(v, op.operand)
+    if isinstance(op, ops.ExpandDims):
+        return lane_stride(v, op.operand)
+    if isinstance(op, ops.Broadcast):
+        return 0 if shape_of(op.operand.type)[-1] == 1 else lane_stride(v, op.operand)
+    if isinstance(op, ops.Binary):
+        a, b = lane_stride(v, op.lhs), lane_stride(v, op.rhs)
+        if a is None or b is None:
+            return None
+        if op.kind in ("add", "sub"):
+            return a + b if op.kind == "add" else a - b
+        if op.kind == "mul":
+            left, right = _number(v, op.lhs), _number(v, op.rhs)
+            if right is not None:
+                return a * right
+            if left is not None:
+                return b * left
+        return 0 if a == b == 0 else None
+    return None
+
+
+def _number(v: Vectorizer, value: Value) -> int | None:
+    op = v.defs.get(value)
+    return op.value if isinstance(op, ops.Constant) and isinstance(op.value, int) else None
+
+
+class Pointers:
+    """A tile of pointers taken apart: base, offsets (summed lazily), stride between lanes."""
+
+    def __init__(self, v: Vectorizer, value: Value) -> None:
+        self.v = v
+        self.offsets: list[Value] = []
+        op = v.defs.get(value)
+        strides: list[int | None] = []
+        while True:
+            if isinstance(op, ops.AddPtr):
+                self.offsets.append(op.offset)
+                strides.append(lane_stride(v, op.offset))
+                op = v.defs.get(op.pointer)
+            elif isinstance(op, (ops.Broadcast, ops.ExpandDims)) and not self.offsets:
+                op = v.defs.get(op.operand)
+            elif isinstance(op, ops.Splat):
+                self.base = v.scalars[op.operand]
+                break
+            else:
+                loc = v.b.loc
+                raise CompilationError(
+                    "cannot tell the base of this tile of pointers",
+                    file=loc.file,
+                    line=loc.line,
+                    column=loc.column,
+                    hint="form it as pointer + offsets",
+                )
+        self.stride = None if None in strides else sum(s for s in strides if s is not None)
+
+    def offset(self, row: Row, column: int) -> Value:
+        """The offsets of one vector (i64 lanes)."""
+        total: Value | None = None
+        for offset in self.offsets:
+            part = self.v.tiles[offset].at(row, column)
+            total = part if total is None else self.v.b.add(total, part)
+        assert total is not None
+        return total
+
+    def address(self, row: Row, column: int) -> Value:
+        """The address of the vector's first element."""
+        offset = self.offset(row, column)
+        if isinstance(offset.type, VectorType):
+            offset = self.v.b.value(hw.Extract, I64, vector=offset, lane=0)
+        return self.v.b.addptr(self.base, offset)
+
+
+def load(v: Vectorizer, op: ops.Load) -> None:
+    if not isinstance(op.result.type, TileType):
+        mask = None if op.mask is None else v.scalars[op.mask]
+        loaded = v.b.value(
+            hw.VectorLoad, op.result.type, pointer=v.scalars[op.pointer], mask=mask
+        )
+        if mask is not None:
+            assert op.other is not None
+            loaded = v.b.value(
+                ops.Select, op.result.type, condition=mask, then=loaded, other=v.scalars[op.other]
+            )
+        v.scalars[op.result] = loaded
+        return
+    pointers = Pointers(v, op.pointer)
+    mask_tile = v.tiles[op.mask] if op.mask is not None else None
+    other = v.tiles[op.other] if op.other is not None else None
+    uniform_mask = op.mask is None or lane_stride(v, op.mask) == 0
+
+    def at(row: Row, column: int) -> Value:
+        mask = mask_tile.at(row, column) if mask_tile else None
+        if tile.lanes == 1 or pointers.stride == 1:
+            loaded = v.b.value(
+                hw.VectorLoad, tile.part_type(), pointer=pointers.address(row, column), mask=mask
+            )
+        elif pointers.stride == 0 and uniform_mask and mask is None:
+            one = v.b.value(
+                hw.VectorLoad, tile.dtype, pointer=pointers.address(row, column), mask=None
+            )
+            loaded = v.splat(one, tile.lanes)
+        else:
+            loaded = v.b.value(
+                hw.Gather,
+                tile.part_type(),
+                pointer=pointers.base,
+                offsets=pointers.offset(row, column),
+                mask=mask,
+            )
+        if mask is None or other is None:
+            return loaded
+        return v.b.value(
+            ops.Select,
+            tile.part_type(),
+            condition=mask,
+            then=loaded,
+            other=other.at(row, column),
+        )
+
+    tile = Tile(op.result.type, v.lanes_of(op.result.type), at, late=True)
+    v.define(op.result, tile)
+
+
+def store(v: Vectorizer, op: ops.Store) -> None:
+    if not isinstance(op.value.type, TileType):
+        mask = None if op.mask is None else v.scalars[op.mask]
+        v.b.emit(
+            hw.VectorStore, pointer=v.scalars[op.pointer], value=v.scalars[op.value], mask=mask
+        )
+        return
+    pointers = Pointers(v, op.pointer)
+    tile = v.tiles[op.value]
+    mask_tile = v.tiles[op.mask] if op.mask is not None else None
+    if tile.late and not tile.small and pointers.stride != 1:
+        tile = v.materialize(tile)  # scattered writes may hit what is read later
+
+    def write(row: Row) -> None:
+        for c in range(tile.columns):
+            mask = mask_tile.at(row, c) if mask_tile else None
+            value = tile.at(row, c)
+            if tile.lanes == 1 or pointers.stride == 1:
+                v.b.emit(
+                    hw.VectorStore, pointer=pointers.address(row, c), value=value, mask=mask
+                )
+            else:
+                v.b.emit(
+                    hw.Scatter,
+                    pointer=pointers.base,
+                    offsets=pointers.offset(row, c),
+                    value=value,
+                    mask=mask,
+                )
+
+    v.for_rows(tile, write)
+
+
+# --- blocks of descriptors --------------------------------------------------------------
+
+
+class _Block:
+    """The addresses and masks of load_block and store_block."""
+
+    def __init__(self, v: Vectorizer, op: ops.LoadBlock | ops.StoreBlock, shape: tuple[int, ...]):
+        self.v = v
+        self.shape = shape
+        self.base = v.scalars[op.base]
+        self.offsets = [v.scalars[o] for o in op.offsets]
+        self.strides = [v.scalars[s] for s in op.strides]
+        self.bounds = [v.scalars[s] for s in op.bounds]
+        self.checked = op.checked
+        b = v.b
+        corner = self.offsets[-1]
+        for offset, stride in zip(self.offsets[:-1], self.strides[:-1]):
+            corner = b.add(corner, b.mul(offset, stride))
+        self.corner = b.addptr(self.base, corner)
+
+    def _leading(self, row: Row) -> list[Value]:
+        """Indices of a row within the block, one for each leading dimension."""
+        b, lead = self.v.b, self.shape[:-1]
+        if row.base is None:
+            indices: list[Value] = []
+            r = row.offset
+            for extent in reversed(lead):
+                r, i = divmod(r, extent)
+                indices.insert(0, b.i64(i))
+            return indices
+        flat = b.add(row.base, b.i64(row.offset))
+        if len(lead) == 1:
+            return [flat]
+        extent = b.i64(lead[1])
+        return [b.binary("div", flat, extent), b.binary("mod", flat, extent)]
+
+    def place(self) -> Place | None:
+        if self.checked or len(self.shape) != 2:
+            return None
+        return Place(self.corner, self.strides[0])
+
+    def pointer(self, row: Row, column: int) -> Value:
+        b = self.v.b
+        if len(self.shape) == 2:  # keeps the constant part of the row apart
+            return self.v.element_pointer(Place(self.corner, self.strides[0]), row, column)
+        offset = b.i64(column)
+        for index, stride in zip(self._leading(row), self.strides[:-1]):
+            offset = b.add(offset, b.mul(index, stride))
+        return b.addptr(self.corner, offset)
+
+    def mask(self, row: Row, column: int, lanes: int) -> Value | None:
+        """Which lanes lie inside, or None if nothing is checked."""
+        b, v = self.v.b, self.v
+        inside: Value | None = None
+        leading = self._leading(row)
+        for d in self.checked:
+            if d == len(self.shape) - 1:
+                continue
+            ok = self._inside(b.add(self.offsets[d], leading[d]), self.bounds[d])
+            inside = ok if inside is None else b.binary("and", inside, ok)
+        mask = v.splat(inside, lanes) if inside is not None else None
+        if len(self.shape) - 1 not in self.checked:
+            return mask
+        first = b.add(self.offsets[-1], b.i64(column))
+        if lanes == 1:
+            ok = self._inside(first, self.bounds[-1])
+            return ok if mask is None else b.binary("and", mask, ok)
+        numbers = b.value(ops.Constant, VectorType(lanes, I32), value=tuple(range(lanes)))
+        left = b.sub(self.bounds[-1], first)
+        cols = self._compare("lt", numbers, self._clamped(left, lanes), lanes)
+        if b.known(self.offsets[-1]) is None:  # may start left of the array
+            before = b.sub(b.i64(0), first)
+            more = self._compare("ge", numbers, self._clamped(before, lanes), lanes)
+            cols = b.binary("and", cols, more)
+        return cols if mask is None else b.binary("and", mask, cols)
+
+    def _clamped(self, count: Value, lanes: int) -> Value:
+        b = self.v.b
+        clamped = b.binary("min", b.binary("max", count, b.i64(0)), b.i64(lanes))
+        return self.v.splat(b.cast(clamped, I32), lanes)
+
+    def _compare(self, kind: str, lhs: Value, rhs: Value, lanes: int) -> Value:
+        return self.v.b.value(ops.Compare, VectorType(lanes, I1), kind=kind, lhs=lhs, rhs=rhs)
+
+    def _inside(self, index: Value, bound: Value) -> Value:
+        b = self.v.b
+        low = b.value(ops.Compare, I1, kind="ge", lhs=index, rhs=b.i64(0))
+        high = b.value(ops.Compare, I1, kind="lt", lhs=index, rhs=bound)
+        return b.binary("and", low, high)
+
+
+def load_block(v: Vectorizer, op: ops.LoadBlock) -> None:
+    type_ = op.result.type
+    assert isinstance(type_, TileType)
+    block = _Block(v, op, type_.shape)
+
+    def at(row: Row, column: int) -> Value:
+        return v.b.value(
+            hw.VectorLoad,
+            tile.part_type(),
+            pointer=block.pointer(row, column * tile.lanes),
+            mask=block.mask(row, column * tile.lanes, tile.lanes),
+        )
+
+    tile = Tile(type_, v.lanes_of(type_), at, block.place(), late=True)
+    v.define(op.result, tile)
+
+
+def store_block(v: Vectorizer, op: ops.StoreBlock) -> None:
+    tile = v.tiles[op.value]
+    block = _Block(v, op, tile.type.shape)
+
+    def write(row: Row) -> None:
+        for c in range(tile.columns):
+            mask = block.mask(row, c * tile.lanes, tile.lanes)
+            pointer = block.pointer(row, c * tile.lanes)
+            v.b.emit(hw.VectorStore, pointer=pointer, value=tile.at(row, c), mask=mask)
+
+    v.for_rows(tile, write)
+
+
+__all__ = ["PointerType", "lane_stride", "load", "load_block", "source_row", "store", "store_block"]

@@ -1,0 +1,518 @@
+"""Turns tiles into vectors: after this pass only scalars, vectors and hardware operations remain.
+
+Before:  %s = add %x, %y : tile<2x16xf32>
+After:   %5 = add %1, %3 : vec<16xf32>
+         %6 = add %2, %4 : vec<16xf32>
+
+Small tiles become vectors where they are defined. Large element-wise expressions are evaluated
+row by row where they are consumed (stored, carried round a loop), so that no intermediate tile
+is written to memory; loop-carried large tiles live in scratch memory and are updated in place.
+How a dot is carried out is in :mod:`amxq.passes.dot_vector` and :mod:`amxq.passes.dot_amx`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from amxq.ir import hardware as hw
+from amxq.ir import ops
+from amxq.ir.builder import Builder
+from amxq.ir.ops import Block, Function, Op, Value
+from amxq.ir.types import I64, DType, PointerType, TileType, Type, VectorType, element_of, shape_of
+from amxq.passes import dot_amx, dot_vector, memory
+from amxq.passes.tiles import CHUNK, Place, Row, Tile, all_rows, registers
+
+_POINTWISE = (ops.Binary, ops.Compare, ops.Unary, ops.Cast, ops.Select, hw.Fma)
+
+
+def vectorize(function: Function, lanes: int) -> None:
+    """Rewrites ``function`` in place for vectors of ``lanes`` 32-bit elements."""
+    v = Vectorizer(function, lanes)
+    body = Block()
+    with v.b.inside(body):
+        v.block(function.body)
+        v.b.emit(ops.Yield, values=())
+    function.body = body
+    function.tiles = v.tile_config
+
+
+class Vectorizer:
+    def __init__(self, function: Function, lanes: int) -> None:
+        self.b = Builder(Block())
+        self.lanes = lanes
+        self.defs = {r: op for op in ops.walk(function.body) for r in op.results}
+        self.uses: dict[Value, int] = {}
+        for op in ops.walk(function.body):
+            for operand in ops.operands(op):
+                self.uses[operand] = self.uses.get(operand, 0) + 1
+        self.scalars: dict[Value, Value] = {p: p for p in function.params}
+        self.tiles: dict[Value, Tile] = {}
+        self.tile_config: tuple[tuple[int, int], ...] = ()
+        self.panels: dict[Value, tuple[Block, Value]] = {}  # int4 tile → where it is dequantised
+
+    # --- the walk -------------------------------------------------------------------------
+
+    def block(self, block: Block) -> tuple[Value, ...]:
+        """Rewrites a block's operations to the insertion point; returns what it yields."""
+        for i, op in enumerate(block.ops):
+            self.b.loc = op.loc
+            if isinstance(op, ops.Yield):
+                return op.values
+            if _writes(op):
+                self._settle(op, block.ops[i:])
+            self.op(op)
+        return ()
+
+    def _settle(self, op: Op, rest: list[Op]) -> None:
+        """Copies late tiles that are still needed after ``op`` has written to memory.
+
+        The writing operation itself may consume them, except a loop, which writes repeatedly.
+        """
+        after = rest if ops.regions(op) and isinstance(op, (ops.For, ops.If)) else rest[1:]
+        needed = {v for o in after for v in _operands_inside(o)}
+        for value in [v for v in needed if v in self.tiles and self.tiles[v].late]:
+            self.tiles[value] = self.materialize(self.tiles[value])
+
+    def op(self, op: Op) -> None:
+        handler: Callable[[Any], None] | None = getattr(self, f"on_{op.name}", None)
+        if handler is not None:
+            handler(op)
+        elif isinstance(op, _POINTWISE):
+            self._pointwise(op)
+        else:  # scalar operations stay as they are
+            self._copy(op)
+
+    def _copy(self, op: Op) -> None:
+        fields = {
+            k: self.scalars[v] if isinstance(v, Value) else v for k, v in ops.fields_of(op).items()
+        }
+        if isinstance(op, ops.Constant):
+            self.scalars[op.result] = self.b.constant(op.value, op.result.type)  # type: ignore[arg-type]
+        elif isinstance(op, ops.Binary):
+            self.scalars[op.result] = self.b.binary(op.kind, fields["lhs"], fields["rhs"])
+        elif isinstance(op, ops.Cast):
+            assert isinstance(op.result.type, DType)
+            self.scalars[op.result] = self.b.cast(fields["operand"], op.result.type)
+        else:
+            new = self.b.emit(type(op), *(r.type for r in op.results), **fields)
+            self.scalars.update(zip(op.results, new.results))
+        for result in op.results:
+            if result.hint and not self.scalars[result].hint:
+                self.scalars[result].hint = result.hint
+
+    # --- tiles ----------------------------------------------------------------------------
+
+    def lanes_of(self, type_: TileType) -> int:
+        """Lanes of one vector: the widest power of two that divides a row."""
+        return math.gcd(type_.shape[-1], self.lanes)
+
+    def define(self, value: Value, tile: Tile) -> None:
+        """Binds a tile; a small one is computed here and now."""
+        if tile.small:
+            if tile.prepare:
+                tile.prepare(Row(None, 0))
+            parts = [tile.at(row, column) for row, column in all_rows(tile)]
+            place = tile.place
+            tile = Tile(
+                tile.type,
+                tile.lanes,
+                registers(tile.type, tile.lanes, parts).at,
+                place,
+                late=place is not None and tile.late,
+            )
+        self.tiles[value] = tile
+
+    def scratch(self, type_: TileType) -> Place:
+        """Uninitialised memory for a tile, row-major."""
+        assert isinstance(type_.element, DType)
+        size = type_.element.bytes
+        for extent in type_.shape:
+            size *= extent
+        pointer = self.b.value(hw.Scratch, PointerType(type_.element), bytes=size)
+        return Place(pointer, self.b.i64(type_.shape[-1]))
+
+    def materialize(self, tile: Tile, place: Place | None = None) -> Tile:
+        """Writes a tile to memory (``place`` or new scratch) and returns it as lying there."""
+        place = place or self.scratch(tile.type)
+
+        def write(row: Row) -> None:
+            for c in range(tile.columns):
+                pointer = self.element_pointer(place, row, c * tile.lanes)
+                self.b.emit(hw.VectorStore, pointer=pointer, value=tile.at(row, c), mask=None)
+
+        self.for_rows(tile, write)
+        return self.stored(tile.type, place)
+
+    def stored(self, type_: TileType, place: Place) -> Tile:
+        """A tile that lies in memory of our own."""
+        lanes = self.lanes_of(type_)
+
+        def at(row: Row, column: int) -> Value:
+            pointer = self.element_pointer(place, row, column * lanes)
+            return self.b.value(hw.VectorLoad, tile.part_type(), pointer=pointer, mask=None)
+
+        tile = Tile(type_, lanes, at, place, late=True)
+        return tile
+
+    def element_pointer(self, place: Place, row: Row, column: int) -> Value:
+        b = self.b
+        offset = b.add(b.mul(b.i64(row.offset), place.stride), b.i64(column))
+        pointer = place.pointer
+        if row.base is not None:
+            pointer = b.addptr(pointer, b.mul(row.base, place.stride))
+        return b.addptr(pointer, offset)
+
+    def for_rows(self, tile: Tile, body: Callable[[Row], None]) -> None:
+        """Calls ``body`` for every row: unrolled when small, else a loop over chunks."""
+        chunk = chunk_of(tile.rows)
+        if tile.rows <= chunk:
+            if tile.prepare:
+                tile.prepare(Row(None, 0))
+            for r in range(tile.rows):
+                body(Row(None, r))
+            return
+        loop = Block((Value(I64, "row"),))
+        with self.b.inside(loop):
+            base = loop.args[0]
+            if tile.prepare:
+                tile.prepare(Row(base, 0))
+            for r in range(chunk):
+                body(Row(base, r))
+            self.b.emit(ops.Yield, values=())
+        bounds = (self.b.i64(0), self.b.i64(tile.rows), self.b.i64(chunk))
+        self.b.emit(ops.For, lower=bounds[0], upper=bounds[1], step=bounds[2], inits=(), body=loop)
+
+    # --- element-wise ---------------------------------------------------------------------
+
+    def _pointwise(self, op: Op) -> None:
+        if not isinstance(op.result.type, TileType):
+            self._copy(op)
+            return
+        type_ = op.result.type
+        fields = ops.fields_of(op)
+        sources = {k: self.tiles.get(v, self.scalars.get(v)) for k, v in fields.items() if isinstance(v, Value)}
+        tiles = [t for t in sources.values() if isinstance(t, Tile)]
+        attributes = {k: v for k, v in fields.items() if k not in sources}
+
+        def at(row: Row, column: int) -> Value:
+            parts = {
+                k: t.at(row, column) if isinstance(t, Tile) else t for k, t in sources.items()
+            }
+            return self.b.value(type(op), tile.part_type(), **parts, **attributes)
+
+        tile = Tile(
+            type_,
+            self.lanes_of(type_),
+            at,
+            prepare=_both([t.prepare for t in tiles]),
+            late=any(t.late for t in tiles),
+        )
+        self.define(op.result, tile)
+
+    def on_constant(self, op: ops.Constant) -> None:
+        if not isinstance(op.result.type, TileType):
+            self._copy(op)
+            return
+        assert not isinstance(op.value, tuple)
+        number = op.value
+        self._uniform(op.result, lambda tile: self.b.constant(number, tile.part_type()))
+
+    def on_splat(self, op: ops.Splat) -> None:
+        if isinstance(op.operand.type, PointerType):
+            self.tiles_of_pointers(op)
+            return
+        scalar = self.scalars[op.operand]
+        self._uniform(op.result, lambda tile: self.splat(scalar, tile.lanes))
+
+    def splat(self, scalar: Value, lanes: int) -> Value:
+        assert isinstance(scalar.type, DType)
+        if lanes == 1:
+            return scalar
+        return self.b.value(ops.Splat, VectorType(lanes, scalar.type), operand=scalar)
+
+    def _uniform(self, value: Value, make: Callable[[Tile], Value]) -> None:
+        assert isinstance(value.type, TileType)
+        tile = Tile(value.type, self.lanes_of(value.type), lambda row, column: make(tile))
+        self.tiles[value] = tile  # nothing to compute: not worth a register per part
+
+    def on_arange(self, op: ops.Arange) -> None:
+        assert isinstance(op.result.type, TileType)
+
+        def at(row: Row, column: int) -> Value:
+            first = op.start + column * tile.lanes
+            numbers = tuple(range(first, first + tile.lanes))
+            value = numbers[0] if tile.lanes == 1 else numbers
+            return self.b.value(ops.Constant, tile.part_type(), value=value)
+
+        tile = Tile(op.result.type, self.lanes_of(op.result.type), at)
+        self.define(op.result, tile)
+
+    # --- shape ----------------------------------------------------------------------------
+
+    def on_expand_dims(self, op: ops.ExpandDims) -> None:
+        assert isinstance(op.result.type, TileType)
+        source = self.tiles[op.operand]
+        shape = source.type.shape
+        if op.axis < len(shape):  # rows and vectors stay what they are
+            tile = Tile(
+                op.result.type, source.lanes, source.at, source.place, source.prepare, source.late
+            )
+            self.define(op.result, tile)
+            return
+        last = shape[-1]
+        if source.rows * last > CHUNK and source.place is None:
+            source = self.materialize(source)
+
+        def at(row: Row, _: int) -> Value:
+            if source.place is not None and (source.rows == 1 or row.base is not None):
+                place = Place(source.place.pointer, self.b.i64(1))
+                pointer = self.element_pointer(place, row, 0)
+                return self.b.value(hw.VectorLoad, source.dtype, pointer=pointer, mask=None)
+            r, lane = divmod(row.offset, last)
+            part = source.at(Row(None, r), lane // source.lanes)
+            if source.lanes == 1:
+                return part
+            return self.b.value(hw.Extract, source.dtype, vector=part, lane=lane % source.lanes)
+
+        self.define(op.result, Tile(op.result.type, 1, at, late=source.late))
+
+    def on_broadcast(self, op: ops.Broadcast) -> None:
+        assert isinstance(op.result.type, TileType)
+        source, type_ = self.tiles[op.operand], op.result.type
+        lanes = self.lanes_of(type_)
+
+        def at(row: Row, column: int) -> Value:
+            inner = memory.source_row(source.type.shape, type_.shape, row)
+            if source.type.shape[-1] == 1 and type_.shape[-1] > 1:
+                return self.splat(source.at(inner, 0), lanes)
+            return source.at(inner, column)
+
+        # a broadcast repeats what its source holds: compute it at its uses
+        self.tiles[op.result] = Tile(type_, lanes, at, prepare=source.prepare, late=source.late)
+
+    def on_reduce(self, op: ops.Reduce) -> None:
+        source = self.tiles[op.operand]
+        kind, element = op.kind, source.dtype
+
+        def reduced(row: Row) -> Value:
+            parts = [source.at(row, c) for c in range(source.columns)]
+            while len(parts) > 1:  # pairwise, in a fixed order
+                pairs = zip(parts[::2], parts[1::2])
+                odd = parts[len(parts) & ~1 :]
+                parts = [self.b.binary(kind, x, y) for x, y in pairs] + odd
+            if source.lanes == 1:
+                return parts[0]
+            return self.b.value(hw.Horizontal, element, kind=kind, vector=parts[0])
+
+        if not isinstance(op.result.type, TileType):
+            if source.prepare:
+                source.prepare(Row(None, 0))
+            self.scalars[op.result] = reduced(Row(None, 0))
+            return
+        flat = self.scratch(op.result.type)
+        place = Place(flat.pointer, self.b.i64(1))
+
+        def write(row: Row) -> None:
+            pointer = self.element_pointer(place, row, 0)
+            self.b.emit(hw.VectorStore, pointer=pointer, value=reduced(row), mask=None)
+
+        self.for_rows(source, write)
+        self.define(op.result, self.stored(op.result.type, flat))
+
+    # --- memory (amxq.passes.memory) ------------------------------------------------------
+
+    def tiles_of_pointers(self, op: Op) -> None:
+        """Tiles of pointers have no vectors: loads and stores look at how they were made."""
+
+    def on_addptr(self, op: ops.AddPtr) -> None:
+        if isinstance(op.result.type, TileType):
+            self.tiles_of_pointers(op)
+        else:
+            self._copy(op)
+
+    def on_load(self, op: ops.Load) -> None:
+        memory.load(self, op)
+
+    def on_store(self, op: ops.Store) -> None:
+        memory.store(self, op)
+
+    def on_load_block(self, op: ops.LoadBlock) -> None:
+        memory.load_block(self, op)
+
+    def on_store_block(self, op: ops.StoreBlock) -> None:
+        memory.store_block(self, op)
+
+    def on_load_int4(self, op: ops.LoadInt4) -> None:
+        """Read by the dots that use it."""
+
+    def on_dot(self, op: ops.Dot) -> None:
+        if op.lowering == "amx":
+            dot_amx.lower(self, op)
+        else:
+            dot_vector.lower(self, op)
+
+    # --- control --------------------------------------------------------------------------
+
+    def on_for(self, op: ops.For) -> None:
+        lower, upper, step = (self.scalars[v] for v in (op.lower, op.upper, op.step))
+        body = Block((Value(lower.type, op.body.args[0].hint),))
+        self.scalars[op.body.args[0]] = body.args[0]
+        inits: list[Value] = []
+        homes: dict[int, Place] = {}
+        for i, (init, arg) in enumerate(zip(op.inits, op.body.args[1:])):
+            if isinstance(init.type, TileType) and not self.tiles[init].small:
+                homes[i] = self.scratch(init.type)
+                self.tiles[arg] = self.materialize(self.tiles[init], homes[i])
+                continue
+            parts = self._parts(init)
+            args = tuple(Value(p.type, arg.hint) for p in parts)
+            self._bind(arg, list(args))
+            body.args += args
+            inits += parts
+        with self.b.inside(body):
+            values = self.block(op.body)
+            self.b.loc = op.loc
+            self._update_homes(op, values, homes)
+            last = [p for i, v in enumerate(values) if i not in homes for p in self._parts(v)]
+            self.b.emit(ops.Yield, values=tuple(last))
+        loop = self.b.emit(
+            ops.For,
+            *(v.type for v in inits),
+            lower=lower,
+            upper=upper,
+            step=step,
+            inits=tuple(inits),
+            body=body,
+        )
+        results = list(loop.results)
+        for i, result in enumerate(op.results):
+            if i in homes:
+                assert isinstance(result.type, TileType)
+                self.tiles[result] = self.stored(result.type, homes[i])
+            else:
+                count = len(self._parts(op.inits[i]))
+                self._bind(result, results[:count])
+                del results[:count]
+
+    def _update_homes(
+        self, op: ops.For, values: tuple[Value, ...], homes: dict[int, Place]
+    ) -> None:
+        """Writes the next values of carried large tiles, in place where that is safe: each
+        element of the new tile depends on the same element of the old one only."""
+        args = op.body.args[1:]
+        temporary: list[tuple[int, Tile]] = []
+        for i in homes:
+            others = {args[j] for j in homes if j != i}
+            reads = self._reads(values[i])
+            safe = reads.get(args[i], True) and not any(o in reads for o in others)
+            if safe and not any(args[i] in self._reads(values[j]) for j in homes if j != i):
+                self.materialize(self.tiles[values[i]], homes[i])
+            else:
+                temporary.append((i, self.materialize(self.tiles[values[i]])))
+        for i, tile in temporary:
+            self.materialize(tile, homes[i])
+
+    def _reads(self, value: Value) -> dict[Value, bool]:
+        """Carried tiles that a lazily evaluated tile reads → whether at the same index only."""
+        op = self.defs.get(value)
+        if op is None:
+            return {value: True}
+        found: dict[Value, bool] = {}
+        if isinstance(op, (*_POINTWISE, ops.ExpandDims, ops.Broadcast)):
+            same = isinstance(op, _POINTWISE)
+            for operand in ops.operands(op):
+                for leaf, pointwise in self._reads(operand).items():
+                    found[leaf] = found.get(leaf, True) and pointwise and same
+        return found
+
+    def on_if(self, op: ops.If) -> None:
+        types = [r.type for r in op.results]
+        homes = {
+            i: self.scratch(t)
+            for i, t in enumerate(types)
+            if isinstance(t, TileType) and not self._template(t).small
+        }
+        blocks = []
+        part_types: list[Type] = []
+        for source in (op.then, op.other):
+            block = Block()
+            with self.b.inside(block):
+                values = self.block(source)
+                for i, place in homes.items():
+                    self.materialize(self.tiles[values[i]], place)
+                parts = [p for i, v in enumerate(values) if i not in homes for p in self._parts(v)]
+                self.b.emit(ops.Yield, values=tuple(parts))
+                part_types = [p.type for p in parts]
+            blocks.append(block)
+        branch = self.b.emit(
+            ops.If,
+            *part_types,
+            condition=self.scalars[op.condition],
+            then=blocks[0],
+            other=blocks[1],
+        )
+        results = list(branch.results)
+        for i, result in enumerate(op.results):
+            if i in homes:
+                assert isinstance(result.type, TileType)
+                self.tiles[result] = self.stored(result.type, homes[i])
+            else:
+                template = result.type
+                count = 1
+                if isinstance(template, TileType):
+                    tile = self._template(template)
+                    count = tile.rows * tile.columns
+                self._bind(result, results[:count])
+                del results[:count]
+
+    def _template(self, type_: TileType) -> Tile:
+        return registers(type_, self.lanes_of(type_), [])
+
+    def _parts(self, value: Value) -> list[Value]:
+        """A carried value as scalars and vectors."""
+        if not isinstance(value.type, TileType):
+            return [self.scalars[value]]
+        tile = self.tiles[value]
+        return [tile.at(row, column) for row, column in all_rows(tile)]
+
+    def _bind(self, value: Value, parts: list[Value]) -> None:
+        if isinstance(value.type, TileType):
+            self.tiles[value] = registers(value.type, self.lanes_of(value.type), parts)
+        else:
+            self.scalars[value] = parts[0]
+
+
+def chunk_of(rows: int) -> int:
+    """Rows handled in one piece: CHUNK, or the largest divisor of ``rows`` below it."""
+    return next(c for c in range(min(CHUNK, rows), 0, -1) if rows % c == 0)
+
+
+def _both(hooks: list[Callable[[Row], None] | None]) -> Callable[[Row], None] | None:
+    present = [h for h in hooks if h is not None]
+    if not present:
+        return None
+
+    def prepare(row: Row) -> None:
+        for hook in present:
+            hook(row)
+
+    return prepare
+
+
+def _writes(op: Op) -> bool:
+    if isinstance(op, (ops.Store, ops.StoreBlock)):
+        return True
+    return any(_writes(inner) for region in ops.regions(op) for inner in region.ops)
+
+
+def _operands_inside(op: Op) -> list[Value]:
+    found = list(ops.operands(op))
+    for region in ops.regions(op):
+        for inner in region.ops:
+            found += _operands_inside(inner)
+    return found
+
+
+__all__ = ["Vectorizer", "element_of", "shape_of", "vectorize"]

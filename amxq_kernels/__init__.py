@@ -1,0 +1,1 @@
+"""Kernels written in the language of amxq."""

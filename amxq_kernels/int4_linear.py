@@ -1,0 +1,78 @@
+"""y = x · Wᵀ (+ bias) for a packed INT4 weight W [N, K] = (q - z) · s.
+
+The weight stays an integer in the multiplication: a bf16 activation times an integer from -8 to 7
+is exact in fp32, so the sum over a block of K is rounded in fp32 only, and the group's scale is
+applied to the sum. Zero points enter as a correction with the block's sum of activations:
+sum (q - z) x = sum (q - 8) x - (z - 8) sum x.
+"""
+
+import amxq.language as tl
+from amxq.runtime.jit import jit
+
+
+@jit
+def int4_linear(
+    x,
+    qweight,
+    scales,
+    zeros,
+    block_sums,
+    bias,
+    y,
+    M,
+    N,
+    K,
+    group_size,
+    row_blocks,
+    SPLITS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """One block of BLOCK_M rows and 32 columns of y.
+
+    x: bf16 [SPLITS · M, K], contiguous: SPLITS parts that add up to the activations.
+    qweight, scales, zeros: as in amxq.PackedWeight; zeros may be None.
+    block_sums: fp32 [M, K / BLOCK_K], sums of x, or None where zeros is None.
+    bias: [N] or None. y: [M, N]. BLOCK_K divides group_size, group_size divides K.
+    Grid: (row blocks within a band, panels of 32 columns, bands of rows): the rows of a band
+    stay in cache while the panels stream by. row_blocks is the grid's first size.
+    """
+    block = tl.program_id(2) * row_blocks + tl.program_id(0)
+    # The last block overlaps its neighbour instead of masking rows: both write the same values.
+    m = tl.minimum(block * BLOCK_M, M - BLOCK_M)
+    n = tl.program_id(1) * 32
+    a = tl.make_tensor_descriptor(x, [SPLITS * M, K], [K, 1], [BLOCK_M, BLOCK_K])
+    w = tl.int4_tensor(qweight, scales, zeros, [K, N], group_size, [BLOCK_K, 32])
+    acc = tl.zeros((BLOCK_M, 32), tl.float32)
+    for k in tl.range(0, K, BLOCK_K):
+        q = w.load([k, n])
+        part = tl.dot(a.load([m, k], boundary_check=()), q)
+        for s in tl.static_range(1, SPLITS):
+            part = tl.dot(a.load([s * M + m, k], boundary_check=()), q, part)
+        g = k // group_size
+        if w.has_zeros:
+            sums = tl.make_tensor_descriptor(
+                block_sums, [M, K // BLOCK_K], [K // BLOCK_K, 1], [BLOCK_M, 1]
+            )
+            part -= sums.load([m, k // BLOCK_K], boundary_check=()) * w.zeros([g, n])
+        acc += part * w.scales([g, n])
+    if bias is not None:
+        acc += tl.make_tensor_descriptor(bias, [N], [1], [32]).load([n]).to(tl.float32)
+    out = tl.make_tensor_descriptor(y, [M, N], [N, 1], [BLOCK_M, 32])
+    out.store([m, n], acc, boundary_check=(1,))
+
+
+@jit
+def block_sums(x, sums, M, K, SPLITS: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Sums of x over blocks of K: sums[m, j] = sum of x[s · M + m, j · BLOCK_K + i] over s and i.
+
+    x: bf16 [SPLITS · M, K]; sums: fp32 [M, K / BLOCK_K]. Grid: (M,).
+    """
+    m = tl.program_id(0)
+    a = tl.make_tensor_descriptor(x, [SPLITS * M, K], [K, 1], [1, BLOCK_K])
+    for j in tl.range(0, K // BLOCK_K):
+        total = tl.sum(a.load([m, j * BLOCK_K], boundary_check=()).to(tl.float32), 1)
+        for s in tl.static_range(1, SPLITS):
+            more = a.load([s * M + m, j * BLOCK_K], boundary_check=())
+            total += tl.sum(more.to(tl.float32), 1)
+        tl.store(sums + m * (K // BLOCK_K) + j + tl.arange(0, 1), total)
