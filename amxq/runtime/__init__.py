@@ -1,0 +1,1 @@
+"""Running kernels: CPU detection, targets, the object cache, threads, compiling and launching."""

@@ -1,0 +1,218 @@
+"""From a kernel's source and the types of its arguments to an object that can run.
+
+    source → tile-IR → (cache?) → passes → LLVM → object → loaded functions
+
+The key of a cached object is the tile-IR as the front end makes it, the target, and the
+versions of amxq's compiler and of LLVM: a warm start needs the front end only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import struct
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from amxq import knobs
+from amxq.errors import TargetError
+from amxq.frontend.code_generator import generate
+from amxq.frontend.source import KernelSource
+from amxq.ir.ops import Function
+from amxq.ir.printer import print_function
+from amxq.ir.types import DType, PointerType, Type
+from amxq.ir.verifier import verify
+from amxq.runtime import openmp
+from amxq.runtime.cache import make_key, open_cache
+from amxq.runtime.targets import Target, check_name, require_runnable
+
+_COMPILER_FOLDERS = ("frontend", "ir", "language", "passes", "codegen")
+STAGES = ("tir", "llir", "asm", "obj")
+
+
+@functools.cache
+def fingerprint() -> str:
+    """Hash of the compiler's own source files: a changed compiler never meets old objects."""
+    root = Path(__file__).resolve().parent.parent
+    digest = hashlib.sha256()
+    for folder in _COMPILER_FOLDERS:
+        for file in sorted((root / folder).glob("*.py")):
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+class Stages(Mapping[str, Any]):
+    """``compiled.asm``: what each stage made of the kernel.
+
+    ``"tir"`` is the tile-IR after the front end and after every pass (text), ``"llir"`` the
+    optimised LLVM IR, ``"asm"`` the assembly (text), ``"obj"`` the object (bytes).
+    """
+
+    def __init__(self, kernel: CompiledKernel) -> None:
+        self._kernel = kernel
+
+    def __getitem__(self, stage: str) -> Any:
+        if stage == "obj":
+            return self._kernel.image
+        if stage not in STAGES:
+            raise KeyError(f"{stage!r}: the stages are {', '.join(STAGES)}")
+        return self._kernel.build()[stage]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(STAGES)
+
+    def __len__(self) -> int:
+        return len(STAGES)
+
+
+class CompiledKernel:
+    """A kernel for one target and one choice of argument types and constants.
+
+    Attributes:
+        asm: the stages, see :class:`Stages`.
+        target: what it was compiled for.
+        params: name → type of the arguments that are passed at run time, in order.
+    """
+
+    def __init__(
+        self,
+        source: KernelSource,
+        types: dict[str, Type],
+        constants: dict[str, Any],
+        target: Target,
+    ) -> None:
+        self.source, self.types, self.constants, self.target = source, types, constants, target
+        self.params = types
+        self.asm = Stages(self)
+        function = generate(source, types, constants)
+        verify(function, "the front end")
+        self._tir = print_function(function)
+        self._function: Function | None = function
+        self._built: dict[str, Any] | None = None
+        self._lock = threading.Lock()
+        self.image = self._image()
+        codes = "".join("Q" if isinstance(t, PointerType) else _code(t) for t in types.values())
+        self._pack = struct.Struct("<3q2Q" + codes).pack
+        self._ready = False
+
+    # --- compiling ------------------------------------------------------------------------
+
+    def _image(self) -> bytes:
+        from amxq.codegen.compile import compiler_version
+
+        dump = knobs.KERNEL_DUMP.get()
+        t = self.target
+        key = make_key(
+            self._tir, t.name, t.llvm_cpu, t.llvm_features, fingerprint(), compiler_version()
+        )
+        cache = open_cache()
+        if not knobs.ALWAYS_COMPILE.get() and dump is None:
+            image = cache.get(key)
+            if image is not None:
+                return image
+        built = self.build()
+        if dump is not None:
+            self._dump(dump / f"{self.source.name}-{t.name}-{key[:8]}", built)
+        image = bytes(built["obj"])
+        cache.put(key, image)
+        return image
+
+    def build(self) -> dict[str, Any]:
+        """Runs passes and LLVM, keeping every stage."""
+        from amxq.codegen.compile import optimise
+        from amxq.codegen.llvm import emit_llvm
+        from amxq.passes.pipeline import lower
+
+        with self._lock:
+            if self._built is None:
+                function = self._function or generate(self.source, self.types, self.constants)
+                self._function = None  # the passes change it in place
+                texts = {"front end": self._tir}
+                lower(
+                    function,
+                    self.target.name,
+                    self.target.vector_bits,
+                    lambda name, f: texts.update({name: print_function(f)}),
+                )
+                module, machine = optimise(emit_llvm(function), self.target)
+                self._built = {
+                    "tir": "\n".join(f"// after {name}\n{text}" for name, text in texts.items()),
+                    "llir": str(module),
+                    "asm": machine.emit_assembly(module),
+                    "obj": machine.emit_object(module),
+                }
+            return self._built
+
+    @staticmethod
+    def _dump(folder: Path, stages: dict[str, Any]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in stages.items():
+            data = content if isinstance(content, bytes) else content.encode()
+            (folder / f"kernel.{name}").write_bytes(data)
+
+    # --- running --------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Loads the object into the process; before that nothing of it can run.
+
+        Raises:
+            TargetError: this CPU cannot run the kernel's target.
+        """
+        from amxq.runtime.loader import load
+
+        with self._lock:
+            if self._ready:
+                return
+            require_runnable(self.target.name)
+            loaded = load(self.source.name, self.image)
+            omp = openmp.runtime()
+            self._loaded = loaded
+            self._omp = (omp.get_thread_num, omp.get_num_threads)
+            # CFUNCTYPE releases the GIL during the call
+            self._serial = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(loaded.serial)
+            self._parallel = _gomp(omp.gomp_parallel)
+            self._parallel_entry = loaded.parallel
+            self._ready = True
+
+    def launch(self, grid: tuple[int, int, int], args: tuple[Any, ...]) -> None:
+        """Runs the grid; ``args`` are addresses and numbers in the order of ``params``.
+
+        Nothing is checked here: callers have validated shapes and hold the memory.
+        """
+        if not self._ready:
+            self.prepare()
+        programs = grid[0] * grid[1] * grid[2]
+        if not programs:
+            return
+        data = self._pack(*grid, *self._omp, *args)
+        threads = openmp.max_threads()
+        if threads > programs:
+            threads = programs
+        if threads == 1:
+            self._serial(data)
+        else:
+            self._parallel(self._parallel_entry, data, threads, 0)
+
+
+@functools.cache
+def _gomp(address: int) -> Any:
+    types = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_uint, ctypes.c_uint)
+    return ctypes.CFUNCTYPE(None, *types)(address)
+
+
+def _code(type_: Type) -> str:
+    assert isinstance(type_, DType)
+    return "d" if type_.is_float else "q"
+
+
+def target_of(name: str | None, current: str) -> Target:
+    """The target to compile for: ``name``, or the one in use."""
+    if knobs.INTERPRET.get():
+        raise TargetError(
+            "AMXQ_INTERPRET=1: this version has no interpreter; unset the variable to run "
+            "compiled kernels"
+        )
+    return check_name(name or current)

@@ -1,0 +1,210 @@
+"""``@amxq.jit``: a Python function in the kernel language, compiled when it is first called."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from amxq.errors import CompilationError, DTypeError, LayoutError, ShapeError
+from amxq.frontend.source import KernelSource
+from amxq.ir.types import (
+    BF16,
+    F16,
+    F32,
+    F64,
+    I1,
+    I8,
+    I16,
+    I32,
+    I64,
+    U8,
+    DType,
+    PointerType,
+    Type,
+)
+from amxq.runtime.compiler import CompiledKernel, target_of
+from amxq.runtime.targets import get_target
+
+Grid = tuple[int, ...] | Callable[[dict[str, Any]], Sequence[int]]
+
+
+@functools.cache
+def pointers() -> dict[Any, PointerType]:
+    """torch dtype → the pointer type a tensor of it is passed as."""
+    import torch
+
+    return {
+        torch.bfloat16: PointerType(BF16),
+        torch.float16: PointerType(F16),
+        torch.float32: PointerType(F32),
+        torch.float64: PointerType(F64),
+        torch.int8: PointerType(I8),
+        torch.uint8: PointerType(U8),
+        torch.int16: PointerType(I16),
+        torch.int32: PointerType(I32),
+        torch.int64: PointerType(I64),
+        torch.bool: PointerType(I1),
+    }
+
+
+class JITFunction:
+    """A kernel: call it as ``kernel[grid](arguments…, META=…)``.
+
+    Tensors arrive in the kernel as pointers to their first element, Python integers as int32
+    (int64 where they do not fit), floats as float32, None as the constant None; parameters
+    annotated ``tl.constexpr`` are compiled in. ``grid`` is a tuple of 1 to 3 sizes, or a function
+    of the dict of all arguments. ``num_threads=`` limits one launch.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, function)
+        self.kernel_source = KernelSource(function)
+        self._compiled: dict[Any, CompiledKernel] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        name = self.kernel_source.name
+        raise TypeError(f"{name} is a kernel: launch it as {name}[grid](…)")
+
+    def __getitem__(self, grid: Grid) -> Callable[..., CompiledKernel]:
+        def launch(*args: Any, **kwargs: Any) -> CompiledKernel:
+            bound = self._bind(args, kwargs)
+            types, constants, values = self._split(bound)
+            compiled = self.compile(types, constants)
+            sizes = grid(bound) if callable(grid) else grid
+            compiled.launch(_three(sizes), tuple(values))
+            return compiled
+
+        return launch
+
+    def warmup(
+        self, *args: Any, grid: Grid = (1,), target: str | None = None, **kwargs: Any
+    ) -> CompiledKernel:
+        """Compiles, for any target on any machine, and runs nothing.
+
+        Args:
+            args, kwargs: as for a launch; a torch dtype stands for a tensor of it, a type of
+                the language (``tl.int32``) for a scalar.
+            grid: ignored, as nothing is launched.
+            target: a target's name; default: the one in use.
+
+        Raises:
+            CompilationError: the kernel's source is wrong for these arguments.
+            TargetError: there is no such target.
+        """
+        types, constants, _ = self._split(self._bind(args, kwargs))
+        return self.compile(types, constants, target)
+
+    def compile(
+        self, types: dict[str, Type], constants: dict[str, Any], target: str | None = None
+    ) -> CompiledKernel:
+        """The kernel for these argument types and constants; compiled once per process."""
+        chosen = target_of(target, target or get_target())
+        key = (chosen.name, tuple(types.items()), _hashable(constants))
+        compiled = self._compiled.get(key)
+        if compiled is None:
+            with self._lock:
+                compiled = self._compiled.get(key)
+                if compiled is None:
+                    compiled = CompiledKernel(self.kernel_source, types, constants, chosen)
+                    self._compiled[key] = compiled
+        self._check_captured()
+        return compiled
+
+    def _check_captured(self) -> None:
+        source = self.kernel_source
+        for name, value in source.captured.items():
+            found, now = source.lookup(name)
+            if not found or now != value:
+                raise CompilationError(
+                    f"the global {name!r} was {value!r} when the kernel was compiled, now {now!r}",
+                    file=source.file,
+                    line=source.first_line,
+                    hint="pass it as a tl.constexpr argument",
+                )
+
+    # --- arguments ------------------------------------------------------------------------
+
+    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        source = self.kernel_source
+        if len(args) > len(source.parameters):
+            raise TypeError(
+                f"{source.name} takes {len(source.parameters)} arguments, got {len(args)}"
+            )
+        bound = dict(zip(source.parameters, args))
+        for name, value in kwargs.items():
+            if name not in source.parameters:
+                raise TypeError(f"{source.name} has no parameter {name!r}")
+            if name in bound:
+                raise TypeError(f"{source.name} got two values for {name!r}")
+            bound[name] = value
+        for name in source.parameters:
+            if name not in bound:
+                if name not in source.defaults:
+                    raise TypeError(f"{source.name} misses the argument {name!r}")
+                bound[name] = source.defaults[name]
+        return {name: bound[name] for name in source.parameters}
+
+    def _split(
+        self, bound: dict[str, Any]
+    ) -> tuple[dict[str, Type], dict[str, Any], list[Any]]:
+        """Types and values of what is passed at run time, and the constants."""
+        types: dict[str, Type] = {}
+        constants: dict[str, Any] = {}
+        values: list[Any] = []
+        for name, value in bound.items():
+            if name in self.kernel_source.constexprs or value is None:
+                constants[name] = value
+                continue
+            types[name], passed = _argument(name, value)
+            values.append(passed)
+        return types, constants, values
+
+
+def jit(function: Callable[..., Any]) -> JITFunction:
+    """Makes a kernel of a function written in the language of :mod:`amxq.language`."""
+    return JITFunction(function)
+
+
+def _argument(name: str, value: Any) -> tuple[Type, Any]:
+    """The type an argument has in the kernel, and what is passed for it."""
+    if isinstance(value, bool):
+        return I1, int(value)
+    if isinstance(value, int):
+        if not -(1 << 63) <= value < 1 << 63:
+            raise DTypeError(f"argument {name!r} is {value}, which does not fit 64 bits")
+        return (I32 if -(1 << 31) <= value < 1 << 31 else I64), value
+    if isinstance(value, float):
+        return F32, value
+    if isinstance(value, DType):
+        return value, 0
+    table = pointers()
+    if hasattr(value, "data_ptr"):
+        if value.device.type != "cpu":
+            raise LayoutError(
+                f"argument {name!r} is on {value.device}, expected a CPU tensor: use .cpu()"
+            )
+        if value.dtype not in table:
+            raise DTypeError(f"argument {name!r} has dtype {value.dtype}, which kernels do not take")
+        return table[value.dtype], value.data_ptr()
+    try:
+        return table[value], 0
+    except (KeyError, TypeError):
+        raise DTypeError(
+            f"argument {name!r} is a {type(value).__name__}: kernels take tensors, numbers and "
+            "None; annotate the parameter tl.constexpr to compile other values in"
+        ) from None
+
+
+def _three(sizes: Sequence[int]) -> tuple[int, int, int]:
+    grid = (*sizes, 1, 1, 1)[:3]
+    if not 1 <= len(sizes) <= 3 or any(not 0 <= s < 1 << 31 for s in grid):
+        raise ShapeError(f"the grid is {tuple(sizes)}, expected 1 to 3 sizes from 0 to 2^31 - 1")
+    return grid
+
+
+def _hashable(constants: dict[str, Any]) -> Any:
+    """1, 1.0 and True are equal in Python but not the same constant in a kernel."""
+    return tuple((k, type(v), v) for k, v in constants.items())
