@@ -1,0 +1,30 @@
+"""The configuration layer: AutoRound, GPTQ and AWQ checkpoints, read and packed."""
+
+from __future__ import annotations
+
+from amxq.quantization.autoround import AutoRoundConfig
+from amxq.quantization.awq import AWQConfig
+from amxq.quantization.base import LayerMethod, QuantizationConfig
+from amxq.quantization.checkpoint import Checkpoint, load_layer
+from amxq.quantization.detect import load_quantization_config
+from amxq.quantization.gptq import GPTQConfig
+from amxq.quantization.packed import PackedWeight
+from amxq.quantization.packing import dequantize, format_of_raw, is_raw, pack
+from amxq.quantization.scheme import LayerScheme
+
+__all__ = [
+    "AWQConfig",
+    "AutoRoundConfig",
+    "Checkpoint",
+    "GPTQConfig",
+    "LayerMethod",
+    "LayerScheme",
+    "PackedWeight",
+    "QuantizationConfig",
+    "dequantize",
+    "format_of_raw",
+    "is_raw",
+    "load_layer",
+    "load_quantization_config",
+    "pack",
+]
