@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import weakref
 from typing import Any
 
 import torch
 
-from amxq.errors import DTypeError, LayoutError, ShapeError, TargetError
+from amxq.errors import DTypeError, LayoutError, ShapeError
 from amxq.ops import schedule
-from amxq.ops.activations import bf16_parts, split_count
+from amxq.ops.activations import bf16_parts
 from amxq.quantization.packed import SCALE_DTYPES, PackedWeight
-from amxq.quantization.packing import format_of_raw, is_raw, pack
-from amxq.runtime.compiler import CompiledKernel
-from amxq.runtime.jit import pointers
+from amxq.quantization.packing import format_of_raw, pack
 from amxq.runtime.targets import get_target
 
 PRECISIONS = ("bf16",)
@@ -112,49 +109,44 @@ def _run(
     precision: str,
     out: torch.Tensor | None,
 ) -> torch.Tensor:
-    if is_raw(qweight, scales, zeros):
+    if qweight.dtype is torch.int32:
         qweight, scales, zeros, perm = _packed_once(qweight, scales, zeros, perm)
     K, N, G = _check_weight(qweight, scales, zeros, perm)
-    _check_activations(x, K, bias, N, precision)
+    M = _check_activations(x, K, bias, N, precision)
     y = x.new_empty((*x.shape[:-1], N)) if out is None else _check_out(out, x, N)
-    M = math.prod(x.shape[:-1])
     if M == 0:
         return y
 
-    blocks = qweight.shape[1]
-    rows = x.reshape(M, K)
-    splits = split_count(x.dtype)
-    padded = 8 * blocks
-    if splits > 1 or perm is not None or not rows.is_contiguous():
-        rows = bf16_parts(rows, perm, padded)
-    group = padded // G
-    target = get_target()
-    plan = schedule.choose(M, padded, N, group, target)
-    sums = None
-    if zeros is not None:
-        sums = torch.empty((M, padded // plan.block_k), dtype=torch.float32)
-        kernel = schedule.block_sums(target, splits, plan.block_k)
-        kernel.launch((M, 1, 1), (rows.data_ptr(), sums.data_ptr(), M, padded))
-    if bias is not None and not bias.is_contiguous():
-        bias = bias.contiguous()
-
-    args = [rows.data_ptr(), qweight.data_ptr(), scales.data_ptr()]
-    if zeros is not None and sums is not None:
-        args += (zeros.data_ptr(), sums.data_ptr())
-    if bias is not None:
-        args.append(bias.data_ptr())
-    args += (y.data_ptr(), M, N, padded, group, plan.row_blocks)
-    kernel = schedule.int4_linear(
-        target,
+    padded = 8 * qweight.shape[1]
+    plan = schedule.plan(
+        M,
+        padded,
+        N,
+        padded // G,
+        get_target(),
         scales.dtype,
         zeros is not None,
         None if bias is None else bias.dtype,
         y.dtype,
-        splits,
-        plan.block_m,
-        plan.block_k,
     )
-    kernel.launch(plan.grid, tuple(args))
+    rows = x
+    if plan.splits > 1 or perm is not None or not x.is_contiguous():
+        rows = bf16_parts(x.reshape(M, K), perm, padded)
+    row_stride, block_stride = padded, plan.block_k
+    if plan.blocked:
+        row_stride, block_stride = plan.block_k, plan.splits * M * plan.block_k
+        rows = rows.view(plan.splits * M, -1, plan.block_k).transpose(0, 1).contiguous()
+
+    args = [rows.data_ptr(), qweight.data_ptr(), scales.data_ptr()]
+    if zeros is not None and plan.sums is not None:
+        sums = torch.empty((M, padded // plan.block_k), dtype=torch.float32)
+        args += (zeros.data_ptr(), sums.data_ptr())
+        plan.sums.launch((M, 1, 1), (args[0], args[4], M, padded, row_stride, block_stride))
+    if bias is not None:
+        bias = bias.contiguous()
+        args.append(bias.data_ptr())
+    args += (y.data_ptr(), M, N, padded, padded // G, row_stride, block_stride, plan.grid[0])
+    plan.kernel.launch(plan.grid, args)
     return y
 
 
@@ -215,7 +207,8 @@ def _check_weight(
 
 def _check_activations(
     x: torch.Tensor, K: int, bias: torch.Tensor | None, N: int, precision: str
-) -> None:
+) -> int:
+    """The number of rows of x."""
     if precision not in PRECISIONS:
         raise DTypeError(
             f"precision={precision!r}: this version has {', '.join(map(repr, PRECISIONS))}"
@@ -228,10 +221,15 @@ def _check_activations(
         raise LayoutError(f"x is on {x.device}; expected a CPU tensor; move it with .cpu()")
     if x.layout != torch.strided:
         raise LayoutError(f"x has layout {x.layout}; expected a dense tensor")
-    if x.numel() // max(K, 1) >= 1 << 31:
-        raise ShapeError(f"x has shape {list(x.shape)}; expected fewer than 2^31 rows")
-    if bias is None:
-        return
+    M = x.numel() // K
+    if M >= 1 << 29:
+        raise ShapeError(f"x has shape {list(x.shape)}; expected fewer than 2^29 rows")
+    if bias is not None:
+        _check_bias(bias, N)
+    return M
+
+
+def _check_bias(bias: torch.Tensor, N: int) -> None:
     if bias.shape != (N,):
         raise ShapeError(f"bias has shape {list(bias.shape)}; expected [{N}]")
     if not bias.is_cpu:
@@ -278,5 +276,3 @@ def _packed_once(
     _packed[key] = (owner, state, packed)
     return packed
 
-
-__all__ = ["CompiledKernel", "TargetError", "linear", "pointers"]

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from amxq.ir.types import I32, U8, PointerType, Type
+from amxq.ops.activations import split_count
+from amxq.ir.types import I32, I64, U8, PointerType, Type
 from amxq.runtime.compiler import CompiledKernel
 from amxq.runtime.jit import pointers
 
@@ -21,27 +22,61 @@ MAX_BLOCK_K = 128
 BAND_BYTES = 1 << 20
 """Activations of one band: they stay in the L2 cache (1 to 2 MB a core) while panels stream by."""
 
+BLOCKED_ROWS = 16
+"""From how many rows of a block the activations are laid out in blocks of columns: rows that
+lie K apart cost a TLB entry each, and mostly share a set of the first-level cache."""
+
 
 @dataclass(frozen=True)
 class Plan:
-    """Block sizes and the grid (row blocks of a band, panels, bands)."""
+    """How one linear runs.
 
-    block_m: int
+    Attributes:
+        kernel, sums: the compiled kernels; sums is None where no zero points need them.
+        splits: bf16 numbers that one activation is the sum of.
+        block_k: depth of a block; divides the group size.
+        blocked: whether activations are laid out in blocks of block_k columns.
+        grid: (row blocks of a band, panels, bands).
+    """
+
+    kernel: CompiledKernel
+    sums: CompiledKernel | None
+    splits: int
     block_k: int
-    row_blocks: int
+    blocked: bool
     grid: tuple[int, int, int]
 
 
-@functools.lru_cache(maxsize=1024)
-def choose(M: int, K: int, N: int, group: int, target: str) -> Plan:
-    """The plan for x [M, K] and a weight [N, K] with scales per ``group`` of K."""
-    block_m = _block_m(M, target)
+@functools.lru_cache(maxsize=4096)
+def plan(
+    M: int,
+    K: int,
+    N: int,
+    group: int,
+    target: str,
+    scales: torch.dtype,
+    zeros: bool,
+    bias: torch.dtype | None,
+    y: torch.dtype,
+) -> Plan:
+    """The plan for x [M, K] and a weight [N, K] with a scale per ``group`` of K; K is padded to
+    whole groups. ``y`` is the dtype of x and of the result."""
+    block_m, block_k, splits = _block_m(M, target), _block_k(group), split_count(y)
+    return Plan(
+        int4_linear(target, scales, zeros, bias, y, splits, block_m, block_k),
+        block_sums(target, splits, block_k) if zeros else None,
+        splits,
+        block_k,
+        block_m >= BLOCKED_ROWS,
+        _grid(M, K, N, block_m),
+    )
+
+
+def _grid(M: int, K: int, N: int, block_m: int) -> tuple[int, int, int]:
     blocks = -(-M // block_m)
     bands = max(1, min(blocks, M * K * 2 // BAND_BYTES))
     row_blocks = -(-blocks // bands)
-    bands = -(-blocks // row_blocks)
-    grid = (row_blocks, -(-N // PANEL), bands)
-    return Plan(block_m, _block_k(group), row_blocks, grid)
+    return row_blocks, -(-N // PANEL), -(-blocks // row_blocks)
 
 
 def _block_m(M: int, target: str) -> int:
@@ -88,7 +123,8 @@ def int4_linear(
     else:
         constants["bias"] = None
     types["y"] = table[y]
-    types |= dict.fromkeys(("M", "N", "K", "group_size", "row_blocks"), I32)
+    types |= dict.fromkeys(("M", "N", "K", "group_size"), I32)
+    types |= {"row_stride": I64, "block_stride": I64, "row_blocks": I32}
     return kernel.compile(types, constants, target)
 
 
@@ -103,5 +139,7 @@ def block_sums(target: str, splits: int, block_k: int) -> CompiledKernel:
         "sums": table[torch.float32],
         "M": I32,
         "K": I32,
+        "row_stride": I64,
+        "block_stride": I64,
     }
     return kernel.compile(types, {"SPLITS": splits, "BLOCK_K": block_k}, target)

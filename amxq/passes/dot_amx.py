@@ -7,8 +7,8 @@ For a dot [M, K] · [K, 32] in tiles of D = 32 k (or 16, 8 where K asks for it):
              for each k tile: tileload 4, 5 (A), 6, 7 (B), four tdpbf16ps
              tilestore 0..3 to scratch
 
-A large result is produced chunk by chunk when its consumer asks for those rows, so the fp32 work
-on chunk i (scales, accumulation) overlaps in the machine with the tile work of chunk i + 1.
+A large result is produced chunk by chunk when its consumer asks for those rows, and the
+fp32 work on chunk i (scales, accumulation) is interleaved with the tile work of chunk i + 1.
 Tile loads of freshly stored lines stall unless two tiles lie between (Emerald Rapids, 2026-11-30:
 39 cycles against 8), which is why the whole panel is written before the first multiplication.
 """
@@ -48,7 +48,8 @@ def lower(v: Vectorizer, op: ops.Dot) -> None:
     start = v.tiles[op.acc] if op.acc is not None else None
     initial = v.materialize(start).place if start is not None else None
     chunk = tile_rows * row_tiles
-    part = v.scratch(TileType((chunk, 32), F32))
+    chunked = rows > chunk
+    parts = [v.scratch(TileType((chunk, 32), F32)) for _ in range(2 if chunked else 1)]
     part_stride = b.i64(32 * F32.bytes)
     a_stride = b.mul(a.stride, b.i64(2))
     b_stride = b.i64(64)
@@ -72,27 +73,20 @@ def lower(v: Vectorizer, op: ops.Dot) -> None:
                 b.emit(hw.TileLoad, t=A + i, pointer=pointer, stride=a_stride)
                 for j in range(2):
                     b.emit(hw.Tdpbf16ps, c=C + 2 * i + j, a=A + i, b=B + j)
+        part = parts[first.offset // chunk % len(parts)]
         for i, j in c_tiles:
             pointer = v.element_pointer(part, Row(None, i * tile_rows), 16 * j)
             b.emit(hw.TileStore, t=C + 2 * i + j, pointer=pointer, stride=part_stride)
 
-    chunked = rows > chunk
-    if chunked and v.uses.get(op.result, 0) != 1:
-        # several consumers: produce all rows now
-        whole = Tile(type_, v.lanes, _rows_of(v, part, True), None, prepare, late=True)
-        v.tiles[op.result] = v.materialize(whole)
-        return
-    v.define(op.result, Tile(type_, v.lanes, _rows_of(v, part, chunked), None, prepare, late=True))
-
-
-def _rows_of(v: Vectorizer, part: Place, chunked: bool):  # type: ignore[no-untyped-def]
-    """Reads the chunk that was produced last."""
-
     def at(row: Row, column: int) -> Value:
-        stored = v.stored(TileType((1, 32), F32), part)
-        return stored.at(Row(None, row.offset) if chunked else row, column)
+        part = v.stored(TileType((chunk, 32), F32), parts[row.offset // chunk % len(parts)])
+        return part.at(Row(None, row.offset % chunk), column)
 
-    return at
+    tile = Tile(type_, v.lanes, at, prepare=prepare, late=True)
+    if chunked and v.uses.get(op.result, 0) != 1:  # several consumers: produce all rows now
+        v.tiles[op.result] = v.materialize(tile)
+    else:
+        v.define(op.result, tile)
 
 
 def _dequantise(v: Vectorizer, op: ops.Dot, depth: int, k: int) -> Value:

@@ -8,13 +8,14 @@ scalar load; otherwise it is a gather or scatter.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from amxq.errors import CompilationError
 from amxq.ir import hardware as hw
 from amxq.ir import ops
 from amxq.ir.ops import Value
-from amxq.ir.types import I1, I32, I64, PointerType, TileType, VectorType, shape_of
+from amxq.ir.types import I1, I32, I64, TileType, VectorType, scalar_of, shape_of
 from amxq.passes.tiles import Place, Row, Tile
 
 if TYPE_CHECKING:
@@ -55,7 +56,9 @@ def lane_stride(v: Vectorizer, value: Value) -> int | None:
     if isinstance(op, (ops.Splat, ops.Constant)):
         return 0
     if isinstance(op, ops.Cast):
-        return lane_stride(v, op.operand)
+        stride, element = lane_stride(v, op.operand), scalar_of(op.operand.type)
+        wraps = element.is_float or element.bits > scalar_of(op.result.type).bits
+        return None if wraps and stride != 0 else stride
     if isinstance(op, ops.ExpandDims):
         return lane_stride(v, op.operand)
     if isinstance(op, ops.Broadcast):
@@ -81,50 +84,68 @@ def _number(v: Vectorizer, value: Value) -> int | None:
     return op.value if isinstance(op, ops.Constant) and isinstance(op.value, int) else None
 
 
+@dataclass(frozen=True)
 class Pointers:
-    """A tile of pointers taken apart: base, offsets (summed lazily), stride between lanes."""
+    """A tile of pointers taken apart.
 
-    def __init__(self, v: Vectorizer, value: Value) -> None:
-        self.v = v
-        self.offsets: list[Value] = []
-        op = v.defs.get(value)
-        strides: list[int | None] = []
-        while True:
-            if isinstance(op, ops.AddPtr):
-                self.offsets.append(op.offset)
-                strides.append(lane_stride(v, op.offset))
-                op = v.defs.get(op.pointer)
-            elif isinstance(op, (ops.Broadcast, ops.ExpandDims)) and not self.offsets:
-                op = v.defs.get(op.operand)
-            elif isinstance(op, ops.Splat):
-                self.base = v.scalars[op.operand]
-                break
-            else:
-                loc = v.b.loc
-                raise CompilationError(
-                    "cannot tell the base of this tile of pointers",
-                    file=loc.file,
-                    line=loc.line,
-                    column=loc.column,
-                    hint="form it as pointer + offsets",
-                )
-        self.stride = None if None in strides else sum(s for s in strides if s is not None)
+    Attributes:
+        base: the pointer that all start from.
+        offsets: tiles of i64 that are added to it, all of one shape.
+        stride: by how many elements a pointer lies after its neighbour, None if not constant.
+    """
 
-    def offset(self, row: Row, column: int) -> Value:
-        """The offsets of one vector (i64 lanes)."""
+    v: Vectorizer
+    base: Value
+    offsets: tuple[Tile, ...]
+    stride: int | None
+
+    def moved(self, offset: Value) -> Pointers:
+        tile, step = self.v.tiles[offset], lane_stride(self.v, offset)
+        if tile.late and not tile.small:
+            tile = self.v.materialize(tile)  # what it reads may be overwritten before its use
+        stride = None if self.stride is None or step is None else self.stride + step
+        return Pointers(self.v, self.base, (*self.offsets, tile), stride)
+
+    def expanded(self, shape: tuple[int, ...], axis: int) -> Pointers:
+        offsets = tuple(self.v.expanded(t, shape, axis) for t in self.offsets)
+        return Pointers(self.v, self.base, offsets, 0 if shape[-1] == 1 else self.stride)
+
+    def repeated(self, shape: tuple[int, ...]) -> Pointers:
+        column = any(t.type.shape[-1] == 1 for t in self.offsets)
+        offsets = tuple(self.v.repeated(t, shape) for t in self.offsets)
+        return Pointers(self.v, self.base, offsets, 0 if column else self.stride)
+
+    def offset(self, row: Row, column: int, type_: TileType) -> Value:
+        """The offsets of one vector (i64 lanes) of a tile like ``type_``."""
         total: Value | None = None
         for offset in self.offsets:
-            part = self.v.tiles[offset].at(row, column)
+            part = offset.at(row, column)
             total = part if total is None else self.v.b.add(total, part)
-        assert total is not None
-        return total
+        if total is not None:
+            return total
+        lanes = self.v.lanes_of(type_)
+        return self.v.b.constant(0, I64 if lanes == 1 else VectorType(lanes, I64))
 
-    def address(self, row: Row, column: int) -> Value:
+    def address(self, row: Row, column: int, type_: TileType) -> Value:
         """The address of the vector's first element."""
-        offset = self.offset(row, column)
+        offset = self.offset(row, column, type_)
         if isinstance(offset.type, VectorType):
             offset = self.v.b.value(hw.Extract, I64, vector=offset, lane=0)
         return self.v.b.addptr(self.base, offset)
+
+
+def pointers_of(v: Vectorizer, value: Value) -> Pointers:
+    """How a tile of pointers was made."""
+    if value in v.pointers:
+        return v.pointers[value]
+    loc = v.b.loc
+    raise CompilationError(
+        "cannot tell the base of this tile of pointers",
+        file=loc.file,
+        line=loc.line,
+        column=loc.column,
+        hint="form it as pointer + offsets where it is used; carry or choose the offsets instead",
+    )
 
 
 def load(v: Vectorizer, op: ops.Load) -> None:
@@ -140,7 +161,7 @@ def load(v: Vectorizer, op: ops.Load) -> None:
             )
         v.scalars[op.result] = loaded
         return
-    pointers = Pointers(v, op.pointer)
+    pointers = pointers_of(v, op.pointer)
     mask_tile = v.tiles[op.mask] if op.mask is not None else None
     other = v.tiles[op.other] if op.other is not None else None
     uniform_mask = op.mask is None or lane_stride(v, op.mask) == 0
@@ -149,11 +170,17 @@ def load(v: Vectorizer, op: ops.Load) -> None:
         mask = mask_tile.at(row, column) if mask_tile else None
         if tile.lanes == 1 or pointers.stride == 1:
             loaded = v.b.value(
-                hw.VectorLoad, tile.part_type(), pointer=pointers.address(row, column), mask=mask
+                hw.VectorLoad,
+                tile.part_type(),
+                pointer=pointers.address(row, column, tile.type),
+                mask=mask,
             )
         elif pointers.stride == 0 and uniform_mask and mask is None:
             one = v.b.value(
-                hw.VectorLoad, tile.dtype, pointer=pointers.address(row, column), mask=None
+                hw.VectorLoad,
+                tile.dtype,
+                pointer=pointers.address(row, column, tile.type),
+                mask=None,
             )
             loaded = v.splat(one, tile.lanes)
         else:
@@ -161,7 +188,7 @@ def load(v: Vectorizer, op: ops.Load) -> None:
                 hw.Gather,
                 tile.part_type(),
                 pointer=pointers.base,
-                offsets=pointers.offset(row, column),
+                offsets=pointers.offset(row, column, tile.type),
                 mask=mask,
             )
         if mask is None or other is None:
@@ -185,7 +212,7 @@ def store(v: Vectorizer, op: ops.Store) -> None:
             hw.VectorStore, pointer=v.scalars[op.pointer], value=v.scalars[op.value], mask=mask
         )
         return
-    pointers = Pointers(v, op.pointer)
+    pointers = pointers_of(v, op.pointer)
     tile = v.tiles[op.value]
     mask_tile = v.tiles[op.mask] if op.mask is not None else None
     if tile.late and not tile.small and pointers.stride != 1:
@@ -196,14 +223,13 @@ def store(v: Vectorizer, op: ops.Store) -> None:
             mask = mask_tile.at(row, c) if mask_tile else None
             value = tile.at(row, c)
             if tile.lanes == 1 or pointers.stride == 1:
-                v.b.emit(
-                    hw.VectorStore, pointer=pointers.address(row, c), value=value, mask=mask
-                )
+                pointer = pointers.address(row, c, tile.type)
+                v.b.emit(hw.VectorStore, pointer=pointer, value=value, mask=mask)
             else:
                 v.b.emit(
                     hw.Scatter,
                     pointer=pointers.base,
-                    offsets=pointers.offset(row, c),
+                    offsets=pointers.offset(row, c, tile.type),
                     value=value,
                     mask=mask,
                 )
@@ -330,6 +356,3 @@ def store_block(v: Vectorizer, op: ops.StoreBlock) -> None:
             v.b.emit(hw.VectorStore, pointer=pointer, value=tile.at(row, c), mask=mask)
 
     v.for_rows(tile, write)
-
-
-__all__ = ["PointerType", "lane_stride", "load", "load_block", "source_row", "store", "store_block"]

@@ -49,6 +49,7 @@ class Vectorizer:
                 self.uses[operand] = self.uses.get(operand, 0) + 1
         self.scalars: dict[Value, Value] = {p: p for p in function.params}
         self.tiles: dict[Value, Tile] = {}
+        self.pointers: dict[Value, memory.Pointers] = {}
         self.tile_config: tuple[tuple[int, int], ...] = ()
         self.panels: dict[Value, tuple[Block, Value]] = {}  # int4 tile → where it is dequantised
 
@@ -167,22 +168,38 @@ class Vectorizer:
     def for_rows(self, tile: Tile, body: Callable[[Row], None]) -> None:
         """Calls ``body`` for every row: unrolled when small, else a loop over chunks."""
         chunk = chunk_of(tile.rows)
-        if tile.rows <= chunk:
-            if tile.prepare:
-                tile.prepare(Row(None, 0))
+        if tile.prepare:
+            self._pipelined(tile.prepare, chunk, tile.rows // chunk, body)
+        elif tile.rows <= chunk:
             for r in range(tile.rows):
                 body(Row(None, r))
-            return
-        loop = Block((Value(I64, "row"),))
-        with self.b.inside(loop):
-            base = loop.args[0]
-            if tile.prepare:
-                tile.prepare(Row(base, 0))
-            for r in range(chunk):
-                body(Row(base, r))
-            self.b.emit(ops.Yield, values=())
-        bounds = (self.b.i64(0), self.b.i64(tile.rows), self.b.i64(chunk))
-        self.b.emit(ops.For, lower=bounds[0], upper=bounds[1], step=bounds[2], inits=(), body=loop)
+        else:
+            loop = Block((Value(I64, "row"),))
+            with self.b.inside(loop):
+                for r in range(chunk):
+                    body(Row(loop.args[0], r))
+                self.b.emit(ops.Yield, values=())
+            lower, upper, step = (self.b.i64(x) for x in (0, tile.rows, chunk))
+            self.b.emit(ops.For, lower=lower, upper=upper, step=step, inits=(), body=loop)
+
+    def _pipelined(
+        self,
+        prepare: Callable[[Row], None],
+        chunk: int,
+        chunks: int,
+        body: Callable[[Row], None],
+    ) -> None:
+        """Consumes chunk i while chunk i + 1 is being produced, instruction by instruction."""
+        prepare(Row(None, 0))
+        for i in range(chunks):
+            consume, produce = Block(), Block()
+            with self.b.inside(consume):
+                for r in range(chunk):
+                    body(Row(None, i * chunk + r))
+            if i + 1 < chunks:
+                with self.b.inside(produce):
+                    prepare(Row(None, (i + 1) * chunk))
+            self.b.block.ops += interleaved(produce.ops, consume.ops)
 
     # --- element-wise ---------------------------------------------------------------------
 
@@ -220,10 +237,10 @@ class Vectorizer:
         self._uniform(op.result, lambda tile: self.b.constant(number, tile.part_type()))
 
     def on_splat(self, op: ops.Splat) -> None:
-        if isinstance(op.operand.type, PointerType):
-            self.tiles_of_pointers(op)
-            return
         scalar = self.scalars[op.operand]
+        if isinstance(op.operand.type, PointerType):
+            self.pointers[op.result] = memory.Pointers(self, scalar, (), 0)
+            return
         self._uniform(op.result, lambda tile: self.splat(scalar, tile.lanes))
 
     def splat(self, scalar: Value, lanes: int) -> Value:
@@ -253,16 +270,20 @@ class Vectorizer:
 
     def on_expand_dims(self, op: ops.ExpandDims) -> None:
         assert isinstance(op.result.type, TileType)
-        source = self.tiles[op.operand]
-        shape = source.type.shape
-        if op.axis < len(shape):  # rows and vectors stay what they are
-            tile = Tile(
-                op.result.type, source.lanes, source.at, source.place, source.prepare, source.late
-            )
+        if op.operand in self.pointers:
+            pointers = self.pointers[op.operand]
+            self.pointers[op.result] = pointers.expanded(op.result.type.shape, op.axis)
+        else:
+            tile = self.expanded(self.tiles[op.operand], op.result.type.shape, op.axis)
             self.define(op.result, tile)
-            return
-        last = shape[-1]
-        if source.rows * last > CHUNK and source.place is None:
+
+    def expanded(self, source: Tile, shape: tuple[int, ...], axis: int) -> Tile:
+        """``source`` with a dimension of size 1 inserted at ``axis``, which gives ``shape``."""
+        type_ = TileType(shape, source.dtype)
+        if axis < len(shape) - 1:  # rows and vectors stay what they are
+            return Tile(type_, source.lanes, source.at, source.place, source.prepare, source.late)
+        last = source.type.shape[-1]
+        if source.rows * last > CHUNK and not self._dense(source):
             source = self.materialize(source)
 
         def at(row: Row, _: int) -> Value:
@@ -276,21 +297,35 @@ class Vectorizer:
                 return part
             return self.b.value(hw.Extract, source.dtype, vector=part, lane=lane % source.lanes)
 
-        self.define(op.result, Tile(op.result.type, 1, at, late=source.late))
+        return Tile(type_, 1, at, late=source.late)
+
+    def _dense(self, tile: Tile) -> bool:
+        """Whether a tile lies in memory without gaps between its rows."""
+        last = tile.type.shape[-1]
+        return tile.place is not None and (
+            tile.rows == 1 or self.b.known(tile.place.stride) == last
+        )
 
     def on_broadcast(self, op: ops.Broadcast) -> None:
         assert isinstance(op.result.type, TileType)
-        source, type_ = self.tiles[op.operand], op.result.type
+        shape = op.result.type.shape
+        if op.operand in self.pointers:
+            self.pointers[op.result] = self.pointers[op.operand].repeated(shape)
+        else:  # a broadcast repeats what its source holds: compute it at its uses
+            self.tiles[op.result] = self.repeated(self.tiles[op.operand], shape)
+
+    def repeated(self, source: Tile, shape: tuple[int, ...]) -> Tile:
+        """``source`` with its dimensions of size 1 repeated to ``shape``."""
+        type_ = TileType(shape, source.dtype)
         lanes = self.lanes_of(type_)
 
         def at(row: Row, column: int) -> Value:
-            inner = memory.source_row(source.type.shape, type_.shape, row)
-            if source.type.shape[-1] == 1 and type_.shape[-1] > 1:
+            inner = memory.source_row(source.type.shape, shape, row)
+            if source.type.shape[-1] == 1 and shape[-1] > 1:
                 return self.splat(source.at(inner, 0), lanes)
             return source.at(inner, column)
 
-        # a broadcast repeats what its source holds: compute it at its uses
-        self.tiles[op.result] = Tile(type_, lanes, at, prepare=source.prepare, late=source.late)
+        return Tile(type_, lanes, at, prepare=source.prepare, late=source.late)
 
     def on_reduce(self, op: ops.Reduce) -> None:
         source = self.tiles[op.operand]
@@ -323,12 +358,9 @@ class Vectorizer:
 
     # --- memory (amxq.passes.memory) ------------------------------------------------------
 
-    def tiles_of_pointers(self, op: Op) -> None:
-        """Tiles of pointers have no vectors: loads and stores look at how they were made."""
-
     def on_addptr(self, op: ops.AddPtr) -> None:
         if isinstance(op.result.type, TileType):
-            self.tiles_of_pointers(op)
+            self.pointers[op.result] = memory.pointers_of(self, op.pointer).moved(op.offset)
         else:
             self._copy(op)
 
@@ -487,6 +519,17 @@ class Vectorizer:
 def chunk_of(rows: int) -> int:
     """Rows handled in one piece: CHUNK, or the largest divisor of ``rows`` below it."""
     return next(c for c in range(min(CHUNK, rows), 0, -1) if rows % c == 0)
+
+
+def interleaved(first: list[Op], second: list[Op]) -> list[Op]:
+    """Two independent sequences merged evenly, each in its own order."""
+    merged: list[Op] = []
+    done = 0
+    for i, op in enumerate(first):
+        upto = (i + 1) * len(second) // len(first)
+        merged += [op, *second[done:upto]]
+        done = upto
+    return merged + second[done:]
 
 
 def _both(hooks: list[Callable[[Row], None] | None]) -> Callable[[Row], None] | None:

@@ -13,7 +13,7 @@ import functools
 import hashlib
 import struct
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -177,7 +177,7 @@ class CompiledKernel:
             self._parallel_entry = loaded.parallel
             self._ready = True
 
-    def launch(self, grid: tuple[int, int, int], args: tuple[Any, ...]) -> None:
+    def launch(self, grid: tuple[int, int, int], args: Sequence[Any]) -> None:
         """Runs the grid; ``args`` are addresses and numbers in the order of ``params``.
 
         Nothing is checked here: callers have validated shapes and hold the memory.
