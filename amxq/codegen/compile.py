@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from importlib.metadata import version
 from typing import Any
 
 from amxq.runtime.targets import Target
@@ -10,8 +11,8 @@ from amxq.runtime.targets import Target
 
 @lru_cache(maxsize=1)
 def binding() -> Any:
-    """llvmlite's binding with the x86 back end initialised. Importing it takes about 30 ms, so
-    it is done at the first launch, not at ``import amxq``."""
+    """llvmlite's binding with the x86 back end initialised. Importing it takes up to 150 ms,
+    so it is done when something is compiled."""
     import llvmlite.binding as llvm
 
     llvm.initialize_native_target()
@@ -21,17 +22,14 @@ def binding() -> Any:
 
 
 def compiler_version() -> str:
-    """llvmlite and LLVM, as part of the key of cached objects."""
-    import llvmlite
-
-    llvm = binding()
-    return f"llvmlite {llvmlite.__version__} LLVM {'.'.join(map(str, llvm.llvm_version_info))}"
+    """The version of llvmlite, which fixes LLVM's, as part of the key of cached objects."""
+    return f"llvmlite {version('llvmlite')}"
 
 
 def target_machine(target: Target) -> Any:
     llvm = binding()
     triple = llvm.Target.from_triple("x86_64-unknown-linux-gnu")
-    # Position-independent code in the large model: an object may be loaded anywhere.
+    # Position-independent: amxq.runtime.loader puts an object anywhere.
     return triple.create_target_machine(
         cpu=target.llvm_cpu, features=target.llvm_features, opt=3, reloc="pic", codemodel="small"
     )

@@ -17,7 +17,7 @@ from amxq.codegen.values import Emitter, llvm_type
 from amxq.ir import hardware as hw
 from amxq.ir import ops
 from amxq.ir.ops import Block, Function, Op, Value
-from amxq.ir.types import F32, I1, DType, PointerType, VectorType
+from amxq.ir.types import F64, I1, I64, DType, PointerType
 
 HEADER_SLOTS = 5
 
@@ -116,16 +116,12 @@ class _Codegen:
                 name = e.line(f"load ptr, ptr {slot}")
             else:
                 assert isinstance(type_, DType)
-                if type_.is_float:
-                    wide = e.line(f"load double, ptr {slot}")
-                    name = wide if type_.bits == 64 else e.line(
-                        f"fptrunc double {wide} to {llvm_type(F32)}"
-                    )
-                else:
-                    wide = e.line(f"load i64, ptr {slot}")
-                    name = wide if type_.bits == 64 else e.line(
-                        f"trunc i64 {wide} to {llvm_type(type_)}"
-                    )
+                wide = F64 if type_.is_float else I64
+                name = e.line(f"load {llvm_type(wide)}, ptr {slot}")
+                if type_ == I1:  # a number other than 0 and 1 cannot arrive
+                    name = e.line(f"trunc i64 {name} to i1")
+                elif type_.bits < 64:
+                    name = e.convert(name, wide, type_)
             self.e.names[param] = name
 
     def _program_ids(self) -> list[str]:
@@ -245,6 +241,3 @@ class _Codegen:
         for j, result in enumerate(op.results):
             pairs = ", ".join(f"[ {values[j]}, %{label} ]" for label, values in ends)
             e.define_value(result, f"phi {llvm_type(result.type)} {pairs}")
-
-
-__all__ = ["HEADER_SLOTS", "I1", "VectorType", "emit_llvm"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +21,6 @@ from amxq.ir.types import (
     PointerType,
     Type,
     VectorType,
-    element_of,
     scalar_of,
     with_element,
 )
@@ -50,13 +50,21 @@ def literal(value: int | float, element: DType) -> str:
     if not element.is_float:
         return str(int(value))
     if element == BF16:
-        (bits,) = struct.unpack("<I", struct.pack("<f", value))
+        (bits,) = struct.unpack("<I", _rounded("<f", value))
         return str((bits + 0x7FFF + (bits >> 16 & 1)) >> 16 & 0xFFFF)
     if element == F16:
-        return f"0xH{struct.unpack('<H', struct.pack('<e', value))[0]:04X}"
+        return f"0xH{struct.unpack('<H', _rounded('<e', value))[0]:04X}"
     if element == F32:
-        value = struct.unpack("<f", struct.pack("<f", value))[0]
+        value = struct.unpack("<f", _rounded("<f", value))[0]
     return f"0x{struct.unpack('<Q', struct.pack('<d', value))[0]:016X}"
+
+
+def _rounded(format: str, value: float) -> bytes:
+    """A float in a narrower format; infinite where it does not fit, as a conversion gives it."""
+    try:
+        return struct.pack(format, value)
+    except OverflowError:
+        return struct.pack(format, math.copysign(math.inf, value))
 
 
 _INT = {"add": "add", "sub": "sub", "mul": "mul", "and": "and", "or": "or", "xor": "xor"}
@@ -150,14 +158,25 @@ class Emitter:
             return self.line(f"{name}{flag} {text} {a}, {b}")
         if kind in _INT:
             return self.line(f"{_INT[kind]} {text} {a}, {b}")
-        sign = "s" if element.is_signed else "u"
-        name = {
-            "div": f"{sign}div",
-            "mod": f"{sign}rem",
-            "shl": "shl",
-            "shr": "ashr" if element.is_signed else "lshr",
-        }[kind]
+        if kind in ("div", "mod"):
+            name = ("s" if element.is_signed else "u") + {"div": "div", "mod": "rem"}[kind]
+            return self.line(f"{name} {text} {a}, {self._divisor(a, b, type_)}")
+        name = "shl" if kind == "shl" else "ashr" if element.is_signed else "lshr"
         return self.line(f"{name} {text} {a}, {b}")
+
+    def _divisor(self, a: str, b: str, type_: Type) -> str:
+        """``b``, or 1 where dividing by it would trap: 0, and -1 below the lowest number. Such
+        lanes are common where a mask hides them."""
+        text, bools = llvm_type(type_), llvm_type(with_element(type_, I1))
+        traps = self.line(f"icmp eq {text} {b}, {_splat(0, type_)}")
+        if scalar_of(type_).is_signed:
+            lowest = self.line(
+                f"icmp eq {text} {a}, {_splat(-(1 << scalar_of(type_).bits - 1), type_)}"
+            )
+            minus = self.line(f"icmp eq {text} {b}, {_splat(-1, type_)}")
+            overflow = self.line(f"and {bools} {lowest}, {minus}")
+            traps = self.line(f"or {bools} {traps}, {overflow}")
+        return self.line(f"select {bools} {traps}, {text} {_splat(1, type_)}, {text} {b}")
 
     def on_compare(self, op: ops.Compare) -> None:
         element = scalar_of(op.lhs.type)
@@ -181,7 +200,9 @@ class Emitter:
             a = self.convert(a, type_, F32)
         text = llvm_type(wide)
         if op.kind == "neg":
-            a = self.line(f"fneg {text} {a}" if element.is_float else f"sub {text} {_zero(wide)}, {a}")
+            a = self.line(
+                f"fneg {text} {a}" if element.is_float else f"sub {text} {_zero(wide)}, {a}"
+            )
         elif op.kind == "abs" and not element.is_float:
             if element.is_signed:
                 a = self.call(f"llvm.abs.{_suffix(wide)}", text, [(text, a), ("i1", "false")])
@@ -266,9 +287,7 @@ class Emitter:
 
     def splat(self, scalar: str, type_: VectorType) -> str:
         text, lanes = llvm_type(type_), type_.lanes
-        one = self.line(
-            f"insertelement {text} poison, {llvm_type(type_.element)} {scalar}, i64 0"
-        )
+        one = self.line(f"insertelement {text} poison, {llvm_type(type_.element)} {scalar}, i64 0")
         return self.line(
             f"shufflevector {text} {one}, {text} poison, <{lanes} x i32> zeroinitializer"
         )
@@ -464,6 +483,3 @@ def _splat(number: int, type_: Type) -> str:
 
 def _zero(type_: Type) -> str:
     return "zeroinitializer" if isinstance(type_, VectorType) else literal(0, scalar_of(type_))
-
-
-__all__ = ["Emitter", "element_of", "literal", "llvm_type", "memory_type"]

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ast
 import builtins as py
+import operator
+from collections.abc import Callable
 from typing import Any
 
 import amxq.language as tl
@@ -20,40 +22,56 @@ from amxq.frontend.source import KernelSource
 from amxq.ir import ops
 from amxq.ir.builder import Builder
 from amxq.ir.ops import Block, Function, Location, Value
-from amxq.ir.types import DType, Type, shape_of
+from amxq.ir.types import DType, PointerType, Type, element_of, shape_of
 
-_BINARY = {
-    ast.Add: "add",
-    ast.Sub: "sub",
-    ast.Mult: "mul",
-    ast.Div: "truediv",
-    ast.FloorDiv: "floordiv",
-    ast.Mod: "mod",
-    ast.BitAnd: "and",
-    ast.BitOr: "or",
-    ast.BitXor: "xor",
-    ast.LShift: "shl",
-    ast.RShift: "shr",
+# Syntax → the rule for values of the run time, and Python's operation on constants.
+_BINARY: dict[type[ast.operator], tuple[str, Callable[[Any, Any], Any]]] = {
+    ast.Add: ("add", operator.add),
+    ast.Sub: ("sub", operator.sub),
+    ast.Mult: ("mul", operator.mul),
+    ast.Div: ("truediv", operator.truediv),
+    ast.FloorDiv: ("floordiv", operator.floordiv),
+    ast.Mod: ("mod", operator.mod),
+    ast.BitAnd: ("and", operator.and_),
+    ast.BitOr: ("or", operator.or_),
+    ast.BitXor: ("xor", operator.xor),
+    ast.LShift: ("shl", operator.lshift),
+    ast.RShift: ("shr", operator.rshift),
 }
-_COMPARE = {
-    ast.Eq: "eq",
-    ast.NotEq: "ne",
-    ast.Lt: "lt",
-    ast.LtE: "le",
-    ast.Gt: "gt",
-    ast.GtE: "ge",
+_COMPARE: dict[type[ast.cmpop], tuple[str, Callable[[Any, Any], Any]]] = {
+    ast.Eq: ("eq", operator.eq),
+    ast.NotEq: ("ne", operator.ne),
+    ast.Lt: ("lt", operator.lt),
+    ast.LtE: ("le", operator.le),
+    ast.Gt: ("gt", operator.gt),
+    ast.GtE: ("ge", operator.ge),
+}
+_UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+    ast.Not: operator.not_,
+    ast.Invert: operator.invert,
 }
 _SAFE_GLOBALS = (py.len, py.int, py.float, py.bool, py.tuple, py.isinstance)
 _MAX_DEPTH = 32
 
 
+Captured = dict[tuple[KernelSource, str], Any]
+"""Globals that were used as constants, by function and name, with the value compiled in."""
+
+
 def generate(
-    source: KernelSource, types: dict[str, Type], constants: dict[str, Any]
+    source: KernelSource,
+    types: dict[str, Type],
+    constants: dict[str, Any],
+    captured: Captured | None = None,
 ) -> Function:
-    """Tile-IR of a kernel for parameters of the given types and constant values."""
+    """Tile-IR of a kernel for parameters of the given types and constant values; ``captured`` is
+    filled."""
     body = Block()
     params = {name: Value(type_, name) for name, type_ in types.items()}
-    generator = CodeGenerator(source, Builder(body), {**params, **constants})
+    captured = {} if captured is None else captured
+    generator = CodeGenerator(source, Builder(body), {**params, **constants}, captured)
     generator.run_body(source.tree.body)
     body.ops.append(ops.build(ops.Yield, (), generator.location(source.tree), values=()))
     return Function(source.name, tuple(params.values()), body)
@@ -63,9 +81,15 @@ class CodeGenerator:
     """One call of one jit function: its scope and the shared insertion point."""
 
     def __init__(
-        self, source: KernelSource, builder: Builder, scope: dict[str, Any], depth: int = 0
+        self,
+        source: KernelSource,
+        builder: Builder,
+        scope: dict[str, Any],
+        captured: Captured,
+        depth: int = 0,
     ) -> None:
         self.source = source
+        self.captured = captured
         self.b = builder
         self.sem = Semantic(builder)
         self.scope = scope
@@ -196,7 +220,7 @@ class CodeGenerator:
         if callable(value) or isinstance(value, DType) or _is_module(value):
             return value
         if isinstance(value, (int, float, bool, str, tuple, type(None))):
-            self.source.captured[node.id] = value
+            self.captured[self.source, node.id] = value
             return value
         raise self.error(node, f"{node.id} is {value!r}, which a kernel cannot use")
 
@@ -206,8 +230,6 @@ class CodeGenerator:
             if node.attr == "shape":
                 return shape_of(owner.type)
             if node.attr == "dtype":
-                from amxq.ir.types import PointerType, element_of
-
                 element = element_of(owner.type)
                 return element.element if isinstance(element, PointerType) else element
             if node.attr in METHODS:
@@ -222,33 +244,29 @@ class CodeGenerator:
         return self.binary(node, node.op, self.eval(node.left), self.eval(node.right))
 
     def binary(self, node: ast.AST, op: ast.operator, x: Any, y: Any) -> Any:
-        kind = _BINARY.get(type(op))
-        if kind is None:
+        if type(op) not in _BINARY:
             raise self.error(node, f"the operator {type(op).__name__} is not defined for tiles")
+        kind, on_constants = _BINARY[type(op)]
         if not isinstance(x, Value) and not isinstance(y, Value):
-            return self.fold(node, ast.BinOp, op, x, y)
+            return self.fold(node, lambda: on_constants(x, y))
         return self.guarded(node, self.sem.binary, kind, x, y)
 
-    def fold(self, node: ast.AST, shape: Any, op: Any, x: Any, y: Any) -> Any:
+    def fold(self, node: ast.AST, operation: Callable[[], Any]) -> Any:
         """Python's own arithmetic on constants."""
-        expression = ast.Expression(shape(ast.Name("x", ast.Load()), op, ast.Name("y", ast.Load())))
-        code = compile(ast.fix_missing_locations(expression), "<constants>", "eval")
         try:
-            return eval(code, {"__builtins__": {}}, {"x": x, "y": y})
-        except Exception as problem:
-            raise self.error(node, f"{x!r} and {y!r}: {problem}") from None
+            return operation()
+        except (ArithmeticError, TypeError, ValueError) as problem:
+            raise self.error(node, str(problem)) from None
 
     def expr_UnaryOp(self, node: ast.UnaryOp) -> Any:
         x = self.eval(node.operand)
         if not isinstance(x, Value):
-            if isinstance(node.op, ast.USub):
-                return -x
-            return (not x) if isinstance(node.op, ast.Not) else +x
+            return self.fold(node, lambda: _UNARY[type(node.op)](x))
         if isinstance(node.op, ast.USub):
             return self.sem.unary("neg", x)
         if isinstance(node.op, ast.UAdd):
             return x
-        return self.sem.binary("xor", x, True if isinstance(node.op, ast.Not) else -1)
+        return self.sem.negate(x) if isinstance(node.op, ast.Not) else self.sem.invert(x)
 
     def expr_Compare(self, node: ast.Compare) -> Any:
         if len(node.ops) != 1:
@@ -258,16 +276,12 @@ class CodeGenerator:
             return x is y
         if isinstance(op, ast.IsNot):
             return x is not y
-        kind = _COMPARE.get(type(op))
-        if kind is None:
+        if type(op) not in _COMPARE:
             raise self.error(node, f"the comparison {type(op).__name__} is not defined")
+        kind, on_constants = _COMPARE[type(op)]
         if isinstance(x, Value) or isinstance(y, Value):
             return self.sem.compare(kind, x, y)
-        return {"eq": x == y, "ne": x != y}[kind] if kind in ("eq", "ne") else self._order(kind, x, y)
-
-    @staticmethod
-    def _order(kind: str, x: Any, y: Any) -> bool:
-        return bool({"lt": x < y, "le": x <= y, "gt": x > y, "ge": x >= y}[kind])
+        return self.fold(node, lambda: on_constants(x, y))
 
     def expr_BoolOp(self, node: ast.BoolOp) -> Any:
         result: Any = None
@@ -358,7 +372,7 @@ class CodeGenerator:
         if self.depth >= _MAX_DEPTH:
             raise self.error(node, f"jit functions call each other more than {_MAX_DEPTH} deep")
         scope = source.bind(args, kwargs)
-        inner = CodeGenerator(source, self.b, scope, self.depth + 1)
+        inner = CodeGenerator(source, self.b, scope, self.captured, self.depth + 1)
         try:
             inner.run_body(source.tree.body)
         except CompilationError as error:

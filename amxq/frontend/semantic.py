@@ -6,7 +6,7 @@ the place in the source. The interpreter reuses this layer, so nothing here look
 
 from __future__ import annotations
 
-from typing import Any, Union
+from typing import Any
 
 from amxq.ir import ops
 from amxq.ir.builder import Builder
@@ -15,7 +15,6 @@ from amxq.ir.types import (
     BF16,
     F16,
     F32,
-    F64,
     I1,
     I32,
     I64,
@@ -28,7 +27,7 @@ from amxq.ir.types import (
     with_element,
 )
 
-Operand = Union[Value, int, float, bool]
+Operand = Value | int | float | bool
 
 
 class Mistake(Exception):
@@ -61,10 +60,13 @@ class Semantic:
         if isinstance(operand, int):
             if like is not None and like.is_float:
                 return self.b.constant(float(operand), like)
-            wide = not -(1 << 31) <= operand < 1 << 31
-            if wide and not -(1 << 63) <= operand < 1 << 63:
-                raise Mistake(f"{operand} does not fit 64 bits")
-            return self.b.constant(operand, like if like not in (None, I1) else (I64 if wide else I32))  # type: ignore[arg-type]
+            if like is None or like == I1:
+                like = I32 if I32.holds(operand) else I64
+            if not like.holds(operand):
+                raise Mistake(
+                    f"{operand} does not fit {like}", "convert the other operand to a wider type"
+                )
+            return self.b.constant(operand, like)
         if isinstance(operand, float):
             return self.b.constant(operand, like if like is not None and like.is_float else F32)
         raise Mistake(f"expected a number or a tile, got {operand!r}")
@@ -148,11 +150,12 @@ class Semantic:
             return value
         return self.b.value(ops.Broadcast, type_, operand=value)
 
-    def expand_dims(self, value: Value, axis: int) -> Value:
+    def expand_dims(self, value: Operand, axis: int) -> Value:
+        value = self.value(value)
         shape = shape_of(value.type)
-        if not isinstance(value, Value) or not shape:
+        if not shape:
             raise Mistake(f"expected a tile, got {describe(value)}")
-        if not 0 <= axis <= len(shape) or len(shape) == 3:
+        if not isinstance(axis, int) or not 0 <= axis <= len(shape) or len(shape) == 3:
             raise Mistake(f"cannot insert axis {axis} into shape {list(shape)}")
         new = (*shape[:axis], 1, *shape[axis:])
         return self.b.value(
@@ -209,10 +212,26 @@ class Semantic:
         element = scalar_of(value.type)
         if kind in ("sqrt", "floor", "ceil") and not element.is_float:
             raise Mistake(f"{kind} needs floats, got {value.type}", "convert with .to(tl.float32)")
+        if element.kind == "bool":
+            value = self.b.cast(value, I32)
         known = self.b.known(value)
-        if kind == "neg" and known is not None:
+        if kind == "neg" and known is not None and (element.is_float or element.holds(-known)):
             return self.b.constant(-known, value.type)
         return self.b.value(ops.Unary, value.type, kind=kind, operand=value)
+
+    def invert(self, x: Value) -> Value:
+        """``~x``: all bits of an integer, or the opposite of a bool."""
+        element = scalar_of(x.type) if _numeric(x) else None
+        if element is None or element.is_float:
+            raise Mistake(f"~ needs integers, got {describe(x)}")
+        ones = 1 if element == I1 else -1 if element.is_signed else (1 << element.bits) - 1
+        return self.b.binary("xor", x, self.b.constant(ones, x.type))
+
+    def negate(self, x: Value) -> Value:
+        """``not x``: whether x is 0."""
+        if not _numeric(x):
+            raise Mistake(f"not needs a number, got {describe(x)}")
+        return self.invert(x) if scalar_of(x.type) == I1 else self.compare("eq", x, 0)
 
     def where(self, condition: Operand, x: Operand, y: Operand) -> Value:
         cond = self.value(condition)
@@ -223,8 +242,9 @@ class Semantic:
         a, b = self.broadcast(a, b)
         return self.b.value(ops.Select, a.type, condition=cond, then=a, other=b)
 
-    def reduce(self, kind: str, x: Value, axis: int) -> Value:
-        shape = shape_of(self.value(x).type)
+    def reduce(self, kind: str, x: Operand, axis: int) -> Value:
+        x = self.value(x)
+        shape = shape_of(x.type)
         if not shape or not _numeric(x):
             raise Mistake(f"expected a tile of numbers, got {describe(x)}")
         if axis not in (len(shape) - 1, -1):
@@ -232,12 +252,15 @@ class Semantic:
         element = scalar_of(x.type)
         if kind == "add" and element in (BF16, F16):
             x, element = self.b.cast(x, F32), F32
+        elif kind == "add" and element == I1:
+            x, element = self.b.cast(x, I32), I32
         out = TileType(shape[:-1], element) if len(shape) > 1 else element
         return self.b.value(ops.Reduce, out, kind=kind, operand=x)
 
-    def dot(self, a: Value, b: Value, acc: Value | None) -> Value:
+    def dot(self, a: Operand, b: Operand, acc: Operand | None) -> Value:
+        a, b, acc = self.value(a), self.value(b), None if acc is None else self.value(acc)
         for name, tile in (("a", a), ("b", b)):
-            if len(shape_of(self.value(tile).type)) != 2:
+            if len(shape_of(tile.type)) != 2:
                 raise Mistake(f"{name} of dot is {describe(tile)}, expected a tile of rank 2")
         (m, k), (k2, n) = shape_of(a.type), shape_of(b.type)
         if k != k2:
@@ -295,6 +318,3 @@ class Semantic:
 
 def _numeric(value: Value) -> bool:
     return isinstance(element_of(value.type), DType)
-
-
-__all__ = ["F64", "Mistake", "Operand", "Semantic", "describe"]

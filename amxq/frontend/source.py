@@ -23,7 +23,6 @@ class KernelSource:
         parameters: names in order.
         constexprs: names annotated with ``tl.constexpr``.
         defaults: name → default value.
-        captured: globals that were used as constants, with the value that was compiled in.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -42,7 +41,6 @@ class KernelSource:
             for p in signature.parameters.values()
             if p.default is not inspect.Parameter.empty
         }
-        self.captured: dict[str, Any] = {}
         self.file = function.__code__.co_filename
         self.first_line = function.__code__.co_firstlineno
 
@@ -62,8 +60,14 @@ class KernelSource:
 
     def lookup(self, name: str) -> tuple[bool, Any]:
         """A name from the enclosing functions, the module, or Python's built-ins."""
-        closure = inspect.getclosurevars(self.function).nonlocals
-        for scope in (closure, self.function.__globals__, vars(builtins)):
+        function = self.function
+        if name in function.__code__.co_freevars and function.__closure__ is not None:
+            cell = function.__closure__[function.__code__.co_freevars.index(name)]
+            try:
+                return True, cell.cell_contents
+            except ValueError:  # the enclosing function has not assigned it yet
+                return False, None
+        for scope in (function.__globals__, vars(builtins)):
             if name in scope:
                 return True, scope[name]
         return False, None

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from amxq.ir import ops
 from amxq.ir.ops import Block, Op, Value
-from amxq.ir.types import DType, I32, I64, PointerType, Type, scalar_of, with_element
+from amxq.ir.types import I32, I64, DType, PointerType, Type, scalar_of, with_element
 
 _Op = TypeVar("_Op", bound=Op)
 
@@ -74,8 +74,7 @@ class Builder:
         if isinstance(lhs.type, DType) and not lhs.type.is_float:
             if a is not None and b is not None and kind in _FOLD:
                 folded = _FOLD[kind](a, b)
-                limit = 1 << (lhs.type.bits - 1)
-                if lhs.type.is_signed and -limit <= folded < limit:
+                if lhs.type.is_signed and lhs.type.holds(folded):
                     return self.constant(folded, lhs.type)
             if (kind in ("add", "sub") and b == 0) or (kind in ("mul", "div") and b == 1):
                 return lhs
@@ -100,7 +99,7 @@ class Builder:
             return value
         known = self.known(value)
         if known is not None and isinstance(value.type, DType):
-            if element.is_float or (isinstance(known, int) and known >= 0):
+            if element.is_float or element.holds(known):
                 return self.constant(float(known) if element.is_float else known, element)
         return self.value(ops.Cast, with_element(value.type, element), operand=value)
 

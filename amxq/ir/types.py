@@ -13,7 +13,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Union
 
 
 @dataclass(frozen=True)
@@ -34,6 +33,11 @@ class DType:
     @property
     def is_signed(self) -> bool:
         return self.kind == "int"
+
+    def holds(self, number: int | float) -> bool:
+        """Whether this integer type has ``number`` exactly."""
+        low = -(1 << (self.bits - 1)) if self.is_signed else 0
+        return isinstance(number, int) and low <= number < low + (1 << self.bits)
 
     @property
     def bytes(self) -> int:
@@ -84,7 +88,7 @@ class VectorType:
         return f"vec<{self.lanes}x{self.element}>"
 
 
-Type = Union[DType, PointerType, TileType, VectorType]
+Type = DType | PointerType | TileType | VectorType
 
 
 def element_of(type_: Type) -> DType | PointerType:

@@ -154,7 +154,9 @@ def _vector_memory(op: hw.VectorLoad | hw.VectorStore) -> str | None:
 
 def _vpermw(op: hw.Vpermw) -> str | None:
     types = {op.table.type, op.index.type, op.result.type}
-    ok = all(isinstance(t, VectorType) and t.lanes == 32 and element_of(t).bits == 16 for t in types)  # type: ignore[union-attr]
+    ok = all(
+        isinstance(t, VectorType) and t.lanes == 32 and element_of(t).bits == 16 for t in types
+    )  # type: ignore[union-attr]
     return None if ok else "needs three vectors of 32 16-bit lanes"
 
 

@@ -151,9 +151,7 @@ def pointers_of(v: Vectorizer, value: Value) -> Pointers:
 def load(v: Vectorizer, op: ops.Load) -> None:
     if not isinstance(op.result.type, TileType):
         mask = None if op.mask is None else v.scalars[op.mask]
-        loaded = v.b.value(
-            hw.VectorLoad, op.result.type, pointer=v.scalars[op.pointer], mask=mask
-        )
+        loaded = v.b.value(hw.VectorLoad, op.result.type, pointer=v.scalars[op.pointer], mask=mask)
         if mask is not None:
             assert op.other is not None
             loaded = v.b.value(

@@ -19,7 +19,7 @@ from typing import Any
 
 from amxq import knobs
 from amxq.errors import TargetError
-from amxq.frontend.code_generator import generate
+from amxq.frontend.code_generator import Captured, generate
 from amxq.frontend.source import KernelSource
 from amxq.ir.ops import Function
 from amxq.ir.printer import print_function
@@ -75,6 +75,7 @@ class CompiledKernel:
         asm: the stages, see :class:`Stages`.
         target: what it was compiled for.
         params: name → type of the arguments that are passed at run time, in order.
+        captured: globals whose values are compiled in.
     """
 
     def __init__(
@@ -87,7 +88,8 @@ class CompiledKernel:
         self.source, self.types, self.constants, self.target = source, types, constants, target
         self.params = types
         self.asm = Stages(self)
-        function = generate(source, types, constants)
+        self.captured: Captured = {}
+        function = generate(source, types, constants, self.captured)
         verify(function, "the front end")
         self._tir = print_function(function)
         self._function: Function | None = function
@@ -177,8 +179,11 @@ class CompiledKernel:
             self._parallel_entry = loaded.parallel
             self._ready = True
 
-    def launch(self, grid: tuple[int, int, int], args: Sequence[Any]) -> None:
+    def launch(
+        self, grid: tuple[int, int, int], args: Sequence[Any], num_threads: int | None = None
+    ) -> None:
         """Runs the grid; ``args`` are addresses and numbers in the order of ``params``.
+        ``num_threads`` limits the threads of this launch.
 
         Nothing is checked here: callers have validated shapes and hold the memory.
         """
@@ -191,6 +196,8 @@ class CompiledKernel:
         threads = openmp.max_threads()
         if threads > programs:
             threads = programs
+        if num_threads is not None and threads > num_threads:
+            threads = num_threads
         if threads == 1:
             self._serial(data)
         else:

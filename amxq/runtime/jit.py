@@ -69,12 +69,12 @@ class JITFunction:
         raise TypeError(f"{name} is a kernel: launch it as {name}[grid](…)")
 
     def __getitem__(self, grid: Grid) -> Callable[..., CompiledKernel]:
-        def launch(*args: Any, **kwargs: Any) -> CompiledKernel:
+        def launch(*args: Any, num_threads: int | None = None, **kwargs: Any) -> CompiledKernel:
             bound = self._bind(args, kwargs)
             types, constants, values = self._split(bound)
             compiled = self.compile(types, constants)
             sizes = grid(bound) if callable(grid) else grid
-            compiled.launch(_three(sizes), tuple(values))
+            compiled.launch(_three(sizes), values, _threads(num_threads))
             return compiled
 
         return launch
@@ -110,20 +110,8 @@ class JITFunction:
                 if compiled is None:
                     compiled = CompiledKernel(self.kernel_source, types, constants, chosen)
                     self._compiled[key] = compiled
-        self._check_captured()
+        _check_captured(compiled)
         return compiled
-
-    def _check_captured(self) -> None:
-        source = self.kernel_source
-        for name, value in source.captured.items():
-            found, now = source.lookup(name)
-            if not found or now != value:
-                raise CompilationError(
-                    f"the global {name!r} was {value!r} when the kernel was compiled, now {now!r}",
-                    file=source.file,
-                    line=source.first_line,
-                    hint="pass it as a tl.constexpr argument",
-                )
 
     # --- arguments ------------------------------------------------------------------------
 
@@ -147,9 +135,7 @@ class JITFunction:
                 bound[name] = source.defaults[name]
         return {name: bound[name] for name in source.parameters}
 
-    def _split(
-        self, bound: dict[str, Any]
-    ) -> tuple[dict[str, Type], dict[str, Any], list[Any]]:
+    def _split(self, bound: dict[str, Any]) -> tuple[dict[str, Type], dict[str, Any], list[Any]]:
         """Types and values of what is passed at run time, and the constants."""
         types: dict[str, Type] = {}
         constants: dict[str, Any] = {}
@@ -161,6 +147,19 @@ class JITFunction:
             types[name], passed = _argument(name, value)
             values.append(passed)
         return types, constants, values
+
+
+def _check_captured(compiled: CompiledKernel) -> None:
+    for (source, name), value in compiled.captured.items():
+        found, now = source.lookup(name)
+        if not found or type(now) is not type(value) or now != value:
+            raise CompilationError(
+                f"the global {name!r} was {value!r} when the kernel was compiled, now {now!r}",
+                file=source.file,
+                line=source.first_line,
+                source_line=source.line(source.first_line),
+                hint="pass it as a tl.constexpr argument",
+            )
 
 
 def jit(function: Callable[..., Any]) -> JITFunction:
@@ -187,7 +186,9 @@ def _argument(name: str, value: Any) -> tuple[Type, Any]:
                 f"argument {name!r} is on {value.device}, expected a CPU tensor: use .cpu()"
             )
         if value.dtype not in table:
-            raise DTypeError(f"argument {name!r} has dtype {value.dtype}, which kernels do not take")
+            raise DTypeError(
+                f"argument {name!r} has dtype {value.dtype}, which kernels do not take"
+            )
         return table[value.dtype], value.data_ptr()
     try:
         return table[value], 0
@@ -199,12 +200,28 @@ def _argument(name: str, value: Any) -> tuple[Type, Any]:
 
 
 def _three(sizes: Sequence[int]) -> tuple[int, int, int]:
-    grid = (*sizes, 1, 1, 1)[:3]
-    if not 1 <= len(sizes) <= 3 or any(not 0 <= s < 1 << 31 for s in grid):
-        raise ShapeError(f"the grid is {tuple(sizes)}, expected 1 to 3 sizes from 0 to 2^31 - 1")
-    return grid
+    given = tuple(sizes) if isinstance(sizes, (tuple, list)) else (None,)
+    good = 1 <= len(given) <= 3 and all(isinstance(s, int) and 0 <= s < 1 << 31 for s in given)
+    if not good:
+        raise ShapeError(f"the grid is {sizes!r}, expected 1 to 3 whole numbers below 2^31")
+    x, y, z = (*given, 1, 1)[:3]
+    return x, y, z
 
 
-def _hashable(constants: dict[str, Any]) -> Any:
-    """1, 1.0 and True are equal in Python but not the same constant in a kernel."""
-    return tuple((k, type(v), v) for k, v in constants.items())
+def _threads(count: int | None) -> int | None:
+    if count is None or (isinstance(count, int) and count >= 1):
+        return count
+    raise ShapeError(f"num_threads is {count!r}, expected a whole number, 1 or more, or None")
+
+
+def _hashable(constants: dict[str, Any]) -> tuple[Any, ...]:
+    """1, 1.0 and True, or 0.0 and -0.0, are equal in Python but not the same constant."""
+    for name, value in constants.items():
+        try:
+            hash(value)
+        except TypeError:
+            raise DTypeError(
+                f"argument {name!r} is the {type(value).__name__} {value!r}: what is compiled in "
+                "must be hashable; use a number, a string or a tuple"
+            ) from None
+    return tuple((k, type(v), str(v), v) for k, v in constants.items())
