@@ -23,8 +23,6 @@ def int4_linear(
     N,
     K,
     group_size,
-    row_stride,
-    block_stride,
     row_blocks,
     SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -32,9 +30,7 @@ def int4_linear(
 ):
     """One block of BLOCK_M rows and 32 columns of y.
 
-    x: bf16 [SPLITS · M, K]: SPLITS parts that add up to the activations. Element (m, k) lies at
-        (k // BLOCK_K) · block_stride + m · row_stride + k % BLOCK_K: rows as they come, or
-        blocks of BLOCK_K columns one after the other, which keeps a block's rows together.
+    x: bf16 [SPLITS · M, K], contiguous: SPLITS parts that add up to the activations.
     qweight, scales, zeros: as in amxq.PackedWeight; zeros may be None.
     block_sums: fp32 [M, K / BLOCK_K], sums of x, or None where zeros is None.
     bias: [N] or None. y: [M, N]. BLOCK_K divides group_size, group_size divides K.
@@ -45,17 +41,14 @@ def int4_linear(
     # The last block overlaps its neighbour instead of masking rows: both write the same values.
     m = tl.minimum(block * BLOCK_M, M - BLOCK_M)
     n = tl.program_id(1) * 32
+    a = tl.make_tensor_descriptor(x, [SPLITS * M, K], [K, 1], [BLOCK_M, BLOCK_K])
     w = tl.int4_tensor(qweight, scales, zeros, [K, N], group_size, [BLOCK_K, 32])
     acc = tl.zeros((BLOCK_M, 32), tl.float32)
     for k in tl.range(0, K, BLOCK_K):
-        columns = x + (k // BLOCK_K).to(tl.int64) * block_stride
-        a = tl.make_tensor_descriptor(
-            columns, [SPLITS * M, BLOCK_K], [row_stride, 1], [BLOCK_M, BLOCK_K]
-        )
         q = w.load([k, n])
-        part = tl.dot(a.load([m, 0], boundary_check=()), q)
+        part = tl.dot(a.load([m, k], boundary_check=()), q)
         for s in tl.static_range(1, SPLITS):
-            part = tl.dot(a.load([s * M + m, 0], boundary_check=()), q, part)
+            part = tl.dot(a.load([s * M + m, k], boundary_check=()), q, part)
         g = k // group_size
         if w.has_zeros:
             sums = tl.make_tensor_descriptor(
@@ -70,21 +63,16 @@ def int4_linear(
 
 
 @jit
-def block_sums(
-    x, sums, M, K, row_stride, block_stride, SPLITS: tl.constexpr, BLOCK_K: tl.constexpr
-):
+def block_sums(x, sums, M, K, SPLITS: tl.constexpr, BLOCK_K: tl.constexpr):
     """Sums of x over blocks of K: sums[m, j] = sum of x[s · M + m, j · BLOCK_K + i] over s and i.
 
-    x: bf16, laid out as in int4_linear; sums: fp32 [M, K / BLOCK_K]. Grid: (M,).
+    x: bf16 [SPLITS · M, K]; sums: fp32 [M, K / BLOCK_K]. Grid: (M,).
     """
     m = tl.program_id(0)
+    a = tl.make_tensor_descriptor(x, [SPLITS * M, K], [K, 1], [1, BLOCK_K])
     for j in tl.range(0, K // BLOCK_K):
-        columns = x + j.to(tl.int64) * block_stride
-        a = tl.make_tensor_descriptor(
-            columns, [SPLITS * M, BLOCK_K], [row_stride, 1], [1, BLOCK_K]
-        )
-        total = tl.sum(a.load([m, 0], boundary_check=()).to(tl.float32), 1)
+        total = tl.sum(a.load([m, j * BLOCK_K], boundary_check=()).to(tl.float32), 1)
         for s in tl.static_range(1, SPLITS):
-            more = a.load([s * M + m, 0], boundary_check=())
+            more = a.load([s * M + m, j * BLOCK_K], boundary_check=())
             total += tl.sum(more.to(tl.float32), 1)
         tl.store(sums + m.to(tl.int64) * (K // BLOCK_K) + j + tl.arange(0, 1), total)

@@ -132,20 +132,16 @@ def _run(
     rows = x
     if plan.splits > 1 or perm is not None or not x.is_contiguous():
         rows = bf16_parts(x.reshape(M, K), perm, padded)
-    row_stride, block_stride = padded, plan.block_k
-    if plan.blocked:
-        row_stride, block_stride = plan.block_k, plan.splits * M * plan.block_k
-        rows = rows.view(plan.splits * M, -1, plan.block_k).transpose(0, 1).contiguous()
 
     args = [rows.data_ptr(), qweight.data_ptr(), scales.data_ptr()]
     if zeros is not None and plan.sums is not None:
         sums = torch.empty((M, padded // plan.block_k), dtype=torch.float32)
         args += (zeros.data_ptr(), sums.data_ptr())
-        plan.sums.launch((M, 1, 1), (args[0], args[4], M, padded, row_stride, block_stride))
+        plan.sums.launch((M, 1, 1), (args[0], args[4], M, padded))
     if bias is not None:
         bias = bias.contiguous()
         args.append(bias.data_ptr())
-    args += (y.data_ptr(), M, N, padded, padded // G, row_stride, block_stride, plan.grid[0])
+    args += (y.data_ptr(), M, N, padded, padded // G, plan.grid[0])
     plan.kernel.launch(plan.grid, args)
     return y
 

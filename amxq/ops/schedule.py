@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from amxq.ops.activations import split_count
-from amxq.ir.types import I32, I64, U8, PointerType, Type
+from amxq.ir.types import I32, U8, PointerType, Type
 from amxq.runtime.compiler import CompiledKernel
 from amxq.runtime.jit import pointers
 
@@ -21,10 +21,6 @@ PANEL = 32
 MAX_BLOCK_K = 128
 BAND_BYTES = 1 << 20
 """Activations of one band: they stay in the L2 cache (1 to 2 MB a core) while panels stream by."""
-
-BLOCKED_ROWS = 16
-"""From how many rows of a block the activations are laid out in blocks of columns: rows that
-lie K apart cost a TLB entry each, and mostly share a set of the first-level cache."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +31,6 @@ class Plan:
         kernel, sums: the compiled kernels; sums is None where no zero points need them.
         splits: bf16 numbers that one activation is the sum of.
         block_k: depth of a block; divides the group size.
-        blocked: whether activations are laid out in blocks of block_k columns.
         grid: (row blocks of a band, panels, bands).
     """
 
@@ -43,7 +38,6 @@ class Plan:
     sums: CompiledKernel | None
     splits: int
     block_k: int
-    blocked: bool
     grid: tuple[int, int, int]
 
 
@@ -67,7 +61,6 @@ def plan(
         block_sums(target, splits, block_k) if zeros else None,
         splits,
         block_k,
-        block_m >= BLOCKED_ROWS,
         _grid(M, K, N, block_m),
     )
 
@@ -123,8 +116,7 @@ def int4_linear(
     else:
         constants["bias"] = None
     types["y"] = table[y]
-    types |= dict.fromkeys(("M", "N", "K", "group_size"), I32)
-    types |= {"row_stride": I64, "block_stride": I64, "row_blocks": I32}
+    types |= dict.fromkeys(("M", "N", "K", "group_size", "row_blocks"), I32)
     return kernel.compile(types, constants, target)
 
 
@@ -139,7 +131,5 @@ def block_sums(target: str, splits: int, block_k: int) -> CompiledKernel:
         "sums": table[torch.float32],
         "M": I32,
         "K": I32,
-        "row_stride": I64,
-        "block_stride": I64,
     }
     return kernel.compile(types, {"SPLITS": splits, "BLOCK_K": block_k}, target)

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from amxq.ir.ops import Value
 from amxq.ir.types import DType, PointerType, TileType, Type, VectorType
 
-REGISTER_VECTORS = 32
-"""Tiles of at most this many vectors are kept in registers; the register file has 32 (AVX-512)
-or 16 (AVX2), and LLVM spills what does not fit at a moment."""
+REGISTER_VECTORS = 24
+"""Tiles of at most this many vectors are kept in registers, of which there are 32 (AVX-512) or
+16 (AVX2); LLVM spills what does not fit at a moment."""
 
 CHUNK = 32
 """Rows of a large tile that are produced and consumed together: two rows of AMX tiles."""
