@@ -1,0 +1,26 @@
+"""``python -m benchmarks WHAT [options]``."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+SUBJECTS = {
+    "linear": "amxq's int4 linear beside other implementations",
+    "overhead": "import, first call, compilation, the cost of a call",
+    "limits": "what this machine's cores can do at most (AMX)",
+}
+
+
+def main() -> int:
+    if len(sys.argv) < 2 or sys.argv[1] not in SUBJECTS:
+        print("usage: python -m benchmarks WHAT [--help]\n")
+        for name, text in SUBJECTS.items():
+            print(f"  {name:10} {text}")
+        return 0 if sys.argv[1:] in ([], ["-h"], ["--help"]) else 2
+    module = importlib.import_module(f"benchmarks.{sys.argv[1]}")
+    return int(module.main(sys.argv[2:]))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

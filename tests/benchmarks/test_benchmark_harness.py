@@ -1,0 +1,57 @@
+"""The measuring code itself: its problems, its statistics, and one small run through it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from benchmarks import contestants, linear
+from benchmarks.problems import Linear, round_to_bf16
+from benchmarks.report import quantile, table
+
+
+def test_rounding_to_bf16_is_to_nearest_even() -> None:
+    given = np.array([0x3F808000, 0x3F818000, 0x3F808001, 0x3F807FFF], np.uint32)
+    expected = np.array([0x3F800000, 0x3F820000, 0x3F810000, 0x3F800000], np.uint32)
+    np.testing.assert_array_equal(round_to_bf16(given.view(np.float32)).view(np.uint32), expected)
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_a_problem_is_the_same_everywhere_and_measures_errors(symmetric: bool) -> None:
+    problem, same = Linear(64, 256, 32, symmetric), Linear(64, 256, 32, symmetric)
+    np.testing.assert_array_equal(problem.q, same.q)
+    assert problem.q.max() <= 15 and (problem.zeros == 8).all() == symmetric
+    y = problem.input(3).astype(np.float64) @ problem.weight.astype(np.float64).T
+    assert problem.error(y) == 0
+    assert problem.error(y * 1.01) == pytest.approx(0.01)
+
+
+def test_interrupted_calls_do_not_count_unless_nearly_all_are() -> None:
+    clean = [(10_000 + i, 9_000, 0) for i in range(5)]
+    calm = linear.summarise(clean + [(90_000, 9_000, 1)] * 5)
+    assert not calm["disturbed"] and calm["us"] == pytest.approx(10, rel=0.01)
+    busy = linear.summarise(clean[:1] + [(90_000, 9_000, 1)] * 9)
+    assert busy["disturbed"] and busy["interrupted"] == 9 and busy["cpu_us"] == 9
+    assert quantile([3.0], 0.9) == 3.0
+
+
+def test_contestants_run_side_by_side(capsys: pytest.CaptureFixture[str]) -> None:
+    names = ["int4pack", "torch_bf16"]
+    rows = linear.measure(Linear(64, 256, 64), [1, 3], names, 1, rounds=2, cold_mb=0.1)
+    assert [(r["who"], r["m"]) for r in rows] == [(n, m) for m in (1, 3) for n in names]
+    assert all(0 < r["error"] < 0.005 and r["us"] > 0 and r["copies"] > 1 for r in rows)
+    text = linear.render(rows)
+    assert "64 × 256, group 64, 1 thread" in text and "| torch_bf16 |" in text
+
+
+def test_unknown_names_are_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValueError, match="there are: amxq, int4pack"):
+        contestants.load("nobody")
+    with pytest.raises(SystemExit):
+        linear.main(["--peers", "nobody"])
+    assert "there are: amxq, int4pack" in capsys.readouterr().err
+
+
+def test_tables_have_every_column_of_every_row() -> None:
+    lines = table([{"a": 1.234}, {"a": 123.4, "b": "x"}]).splitlines()
+    assert lines == ["| a | b |", "|---|---|", "| 1.23 |  |", "| 123 | x |"]
