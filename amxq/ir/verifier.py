@@ -204,6 +204,9 @@ def _tiles(op: Op, tiles: tuple[tuple[int, int], ...]) -> str | None:
     return None
 
 
+MAX_SCRATCH = 1 << 20
+"""Bytes of scratch memory of one kernel: it lies on the stacks of worker threads (2 MB and more)."""
+
 _TILE_OPS = (hw.TileZero, hw.TileLoad, hw.TileStore, hw.Tdpbf16ps)
 
 
@@ -213,6 +216,17 @@ def verify(function: Function, stage: str) -> None:
         not (0 < r <= 16 and 0 < b <= 64 and b % 4 == 0) for r, b in function.tiles
     ):
         raise _broken(None, f"tile configuration {function.tiles} is outside palette 1", stage)
+    scratch = [op for op in ops.walk(function.body) if isinstance(op, hw.Scratch)]
+    total = sum(op.bytes for op in scratch)
+    if total > MAX_SCRATCH:
+        loc = max(scratch, key=lambda op: op.bytes).loc
+        raise CompilationError(
+            f"the kernel's tiles need {total} bytes of scratch memory, more than {MAX_SCRATCH}",
+            file=loc.file,
+            line=loc.line,
+            column=loc.column,
+            hint="use smaller blocks",
+        )
     _verify_block(function.body, set(function.params), function, stage)
     if problem := _yields(function.body, []):
         raise _broken(None, problem, stage)
