@@ -1,0 +1,169 @@
+"""The command line: ``amxq generate``, ``amxq doctor``, ``amxq bench``.
+
+A mistake of the user (:class:`amxq.errors.AmxqError`, a missing extra) is one message on standard
+error and exit code 2, without a traceback. Text goes to standard output, remarks to standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from amxq.errors import AmxqError
+
+_DEFAULT_TOKENS = 128
+_ROOT = Path(__file__).resolve().parents[1]  # of a source checkout, or site-packages
+
+# `python -m benchmarks` would take a folder of that name in the current directory first.
+_RUN_BENCHMARKS = """
+import runpy, sys
+sys.path.insert(0, sys.argv.pop(1))
+runpy.run_module("benchmarks", run_name="__main__", alter_sys=True)
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        argv: the arguments; None takes the process's own.
+
+    Returns:
+        the exit code: 0, 2 for a mistake of the user, 130 when interrupted.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["bench"]:
+        return _bench(words[1:])
+    arguments = _parser().parse_args(words)
+    logging.basicConfig(format="amxq: %(message)s", level=logging.WARNING, stream=sys.stderr)
+    try:
+        code: int = arguments.run(arguments)
+        return code
+    except (AmxqError, ImportError) as error:
+        print(f"amxq: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader of our output has gone (head, less); nothing is left to say to it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="amxq", description="INT4 language models on x86 CPUs.", allow_abbrev=False
+    )
+    parser.set_defaults(run=lambda arguments: _usage(parser))
+    commands = parser.add_subparsers(metavar="COMMAND")
+
+    generate = commands.add_parser(
+        "generate",
+        help="continue a prompt with the model of a checkpoint folder",
+        description="Continue a prompt with the model of a checkpoint folder (greedy decoding).",
+        allow_abbrev=False,
+    )
+    generate.add_argument("folder", type=Path, help="a local checkpoint folder")
+    generate.add_argument("--prompt", required=True, help="the text to answer or to continue")
+    generate.add_argument(
+        "--max-new-tokens", type=_count, default=_DEFAULT_TOKENS, metavar="N", help="default 128"
+    )
+    generate.add_argument(
+        "--target",
+        metavar="T",
+        help="amx, avx512_bf16, avx512, avx2 or auto, the best that this CPU runs; "
+        "default: AMXQ_TARGET, and for AutoRound checkpoints else only AMX",
+    )
+    generate.add_argument(
+        "--stream",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="print the text as it comes (default) or at the end",
+    )
+    generate.add_argument("--threads", type=_count, metavar="N", help="default: as torch chooses")
+    generate.set_defaults(run=_generate)
+
+    doctor = commands.add_parser(
+        "doctor", help="show what amxq finds on this machine", allow_abbrev=False
+    )
+    doctor.add_argument("--json", action="store_true", help="the report as JSON")
+    doctor.set_defaults(run=_doctor)
+
+    commands.add_parser(
+        "bench", help="run the benchmarks of a source checkout; arguments are passed on to them"
+    )
+    return parser
+
+
+def _usage(parser: argparse.ArgumentParser) -> int:
+    parser.print_help(sys.stderr)
+    return 2
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
+    return int(text)
+
+
+def _generate(arguments: argparse.Namespace) -> int:
+    import torch
+
+    from amxq.integrations.generation import generate
+    from amxq.integrations.loader import load_model
+
+    if arguments.threads is not None:
+        torch.set_num_threads(arguments.threads)
+    model, tokenizer = load_model(arguments.folder, target=arguments.target)
+    made = generate(
+        model,
+        tokenizer,
+        arguments.prompt,
+        max_new_tokens=arguments.max_new_tokens,
+        on_text=_print_piece if arguments.stream else None,
+    )
+    print("" if arguments.stream else made.text, flush=True)
+    summary = model.amxq_summary
+    print(
+        f"\nprompt {len(made.prompt_ids)} tokens, {made.prompt_rate:.1f} tokens/s; "
+        f"generation {len(made.token_ids)} tokens, {made.decode_rate:.1f} tokens/s\n"
+        f"target {summary.target}, {torch.get_num_threads()} threads; {summary}",
+        file=sys.stderr,
+    )
+    return 0
+
+
+def _print_piece(text: str) -> None:
+    print(text, end="", flush=True)
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from amxq.runtime import doctor
+
+    report = doctor.report()
+    print(json.dumps(report, indent=2) if arguments.json else doctor.render(report))
+    return 0
+
+
+def _bench(words: list[str]) -> int:
+    """Hand over to ``python -m benchmarks``, which only a source checkout has."""
+    if not (_ROOT / "benchmarks" / "__main__.py").is_file():
+        print(
+            "amxq: error: the benchmarks are not part of the installed package; run amxq bench "
+            "from a source checkout, installed with pip install -e '.[bench]'",
+            file=sys.stderr,
+        )
+        return 2
+    command = [sys.executable, "-c", _RUN_BENCHMARKS, str(_ROOT), *words]
+    return subprocess.run(command).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""``Int4Linear``: a packed INT4 weight in the place of a ``torch.nn.Linear``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from amxq.errors import DTypeError, ShapeError
+from amxq.ops.linear import linear
+from amxq.quantization.packed import PackedWeight
+
+# What stays as the checkpoint wrote it under .to(dtype), .half(), .bfloat16(): fp16 scales cast
+# to bf16 would be off by up to 0.4%, and indices are no numbers to convert.
+_PACKED = ("qweight", "scales", "zeros", "perm")
+
+
+class Int4Linear(torch.nn.Module):
+    """y = x · Wᵀ + bias with W [N, K] in 4 bits, inference only.
+
+    The packed tensors and the bias are buffers: they are in the state dict, are copied and
+    pickled with the module, and no optimiser sees them. Casting the module to another dtype
+    leaves the packed tensors as they are.
+
+    Attributes:
+        qweight, scales, zeros, perm: the tensors of :attr:`packed`; zeros and perm may be None.
+        bias: [N] in any floating dtype, or None.
+        in_features, out_features: K and N.
+    """
+
+    qweight: torch.Tensor
+    scales: torch.Tensor
+    zeros: torch.Tensor | None
+    perm: torch.Tensor | None
+    bias: torch.Tensor | None
+
+    def __init__(self, packed: PackedWeight, bias: torch.Tensor | None = None) -> None:
+        """See :meth:`from_packed`."""
+        super().__init__()
+        packed.check()
+        if packed.num_experts is not None:
+            raise ShapeError(
+                f"the packed weight holds {packed.num_experts} experts; expected one linear "
+                f"layer; call amxq.fused_moe for experts"
+            )
+        self.in_features = packed.in_features
+        self.out_features = packed.out_features
+        for name, tensor in zip(_PACKED, packed, strict=True):
+            self.register_buffer(name, tensor)
+        self.register_buffer("bias", None)
+        if bias is not None:
+            self.set_bias(bias)
+
+    @classmethod
+    def from_packed(cls, packed: PackedWeight, bias: torch.Tensor | None = None) -> Int4Linear:
+        """A layer that computes with `packed`, whose tensors it keeps without copying.
+
+        Args:
+            packed: one linear layer's weight, from ``amxq.pack`` or ``amxq.load_layer``.
+            bias: [N], bf16, fp16 or fp32; kept without copying.
+
+        Raises:
+            ShapeError: `packed` holds experts, its shapes contradict each other, or the bias is
+                not [N].
+            DTypeError, LayoutError: a tensor of `packed` is not of the packed layout, or the
+                bias is no floating tensor.
+        """
+        return cls(packed, bias)
+
+    @property
+    def packed(self) -> PackedWeight:
+        """The weight, as ``amxq.linear(x, *layer.packed)`` takes it."""
+        return PackedWeight(self.qweight, self.scales, self.zeros, self.perm)
+
+    def set_bias(self, bias: torch.Tensor) -> None:
+        """Put `bias` [N] in place. Raises ShapeError or DTypeError if it does not fit."""
+        if bias.shape != (self.out_features,):
+            raise ShapeError(
+                f"bias has shape {list(bias.shape)}; expected [{self.out_features}], "
+                f"one value for each output feature"
+            )
+        if not bias.is_floating_point():
+            raise DTypeError(f"bias has dtype {bias.dtype}; expected bf16, fp16 or fp32")
+        self.bias = bias.detach().contiguous()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [..., K] bf16, fp16 or fp32 -> [..., N] in x.dtype. Raises what amxq.linear raises."""
+        return linear(x, self.qweight, self.scales, self.zeros, self.perm, bias=self.bias)
+
+    def extra_repr(self) -> str:
+        """What repr(model) shows of the layer."""
+        packed = self.packed
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, "
+            f"group_size={packed.group_size}, symmetric={self.zeros is None}, "
+            f"act_order={self.perm is not None}, bias={self.bias is not None}"
+        )
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+        before = {name: self._buffers[name] for name in _PACKED}
+        result = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, tensor in before.items():
+            after = self._buffers[name]
+            if tensor is None or after is None or after.dtype == tensor.dtype:
+                continue
+            self._buffers[name] = tensor.to(after.device)
+        return result

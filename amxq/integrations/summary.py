@@ -1,0 +1,70 @@
+"""Which layers of a loaded model run on amxq, and why the others do not."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class LoadSummary:
+    """What ``load_model`` did; it lies on the model as ``model.amxq_summary``.
+
+    Attributes:
+        amxq_layers: names of the layers that became ``Int4Linear``.
+        unquantised: name of every ``torch.nn.Linear`` that stayed, and why.
+        target: the instruction set that calls used when the model was loaded.
+        packed_bytes: bytes of all packed weights.
+        plain_bytes: bytes of all other weights, tied ones once.
+    """
+
+    amxq_layers: tuple[str, ...]
+    unquantised: dict[str, str] = field(default_factory=dict)
+    target: str = ""
+    packed_bytes: int = 0
+    plain_bytes: int = 0
+
+    def __str__(self) -> str:
+        """One line on amxq's layers, then one for each reason, with the layers it holds for."""
+        lines = [
+            f"{len(self.amxq_layers)} layers on amxq ({_mib(self.packed_bytes)} packed), "
+            f"{len(self.unquantised)} linear layers unquantised; "
+            f"all other weights {_mib(self.plain_bytes)}"
+        ]
+        reasons: dict[str, list[str]] = defaultdict(list)
+        for name, reason in self.unquantised.items():
+            reasons[reason].append(name)
+        for reason, names in reasons.items():
+            lines.append(f"  unquantised: {', '.join(collapse(names))}: {reason}")
+        return "\n".join(lines)
+
+
+def collapse(names: list[str]) -> list[str]:
+    """``layers.0.x, layers.1.x`` as ``layers.[0-1].x``: one entry for each kind of layer."""
+    numbers: dict[str, list[int]] = {}
+    for name in names:
+        found = re.search(r"\.(\d+)\.", name)
+        kind = f"{name[: found.start()]}.*.{name[found.end() :]}" if found else name
+        numbers.setdefault(kind, []).extend([int(found[1])] if found else [])
+    return [
+        kind.replace("*", _ranges(sorted(seen)), 1) if seen else kind
+        for kind, seen in numbers.items()
+    ]
+
+
+def _ranges(numbers: list[int]) -> str:
+    """``[0, 1, 2, 5]`` as ``[0-2,5]``, and a single number as itself."""
+    if len(numbers) == 1:
+        return str(numbers[0])
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return "[" + ",".join(str(a) if a == b else f"{a}-{b}" for a, b in spans) + "]"
+
+
+def _mib(count: int) -> str:
+    return f"{count / 2**20:.1f} MiB"

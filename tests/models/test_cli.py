@@ -1,0 +1,114 @@
+"""The command line, in processes of its own: what it prints, where, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from synthetic import write_checkpoint
+
+import amxq
+from amxq import cli
+
+
+def amxq_command(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "amxq", *words],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+        stdin=subprocess.DEVNULL,
+        timeout=300,
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_checkpoint(tmp_path_factory.mktemp("model")))
+
+
+def test_generate_streams_text_and_reports(folder: str) -> None:
+    done = amxq_command(
+        "generate", folder, "--prompt", "the cat sat", "--max-new-tokens", "6",
+        "--target", "auto", "--threads", "1",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+    assert "prompt 3 tokens, " in done.stderr and "generation 6 tokens, " in done.stderr
+    assert f"target {amxq.available_targets()[0]}, 1 threads; 14 layers on amxq" in done.stderr
+    assert "unquantised: lm_head: " in done.stderr
+
+
+def test_generate_without_streaming_prints_the_same(folder: str) -> None:
+    words = ("generate", folder, "--prompt", "sky is", "--max-new-tokens", "5", "--target", "auto")
+    streamed, whole = amxq_command(*words, "--stream"), amxq_command(*words, "--no-stream")
+    assert streamed.returncode == whole.returncode == 0, streamed.stderr + whole.stderr
+    assert streamed.stdout == whole.stdout
+
+
+def test_generate_on_a_real_exporters_checkpoint(shared: Path) -> None:
+    folder = shared / "fixtures" / "checkpoints" / "ar-ar-g32-sym"
+    words = ("--prompt", "Return the", "--max-new-tokens", "8", "--target", "auto")
+    done = amxq_command("generate", str(folder), *words)
+    assert done.returncode == 0, done.stderr
+    assert "14 layers on amxq" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("generate", "/no/such/folder", "--prompt", "x"), "'/no/such/folder' is not a folder"),
+        (("generate", "FOLDER", "--prompt", "x", "--target", "mmx"), "mmx"),
+        (("generate", "FOLDER", "--prompt", "", "--target", "auto"), "the prompt has no tokens"),
+    ],
+)
+def test_mistakes_are_one_message(folder: str, words: tuple[str, ...], message: str) -> None:
+    done = amxq_command(*(folder if word == "FOLDER" else word for word in words))
+    assert done.returncode == 2
+    assert done.stderr.startswith("amxq: error: ") and message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("count", ["0", "-3", "many"])
+def test_counts_are_checked_before_anything_is_loaded(count: str) -> None:
+    done = amxq_command("generate", "x", "--prompt", "x", "--max-new-tokens", count)
+    assert done.returncode == 2
+    assert "--max-new-tokens" in done.stderr
+
+
+def test_environment_that_is_no_target(folder: str) -> None:
+    done = amxq_command("generate", folder, "--prompt", "the", AMXQ_TARGET="mmx")
+    assert done.returncode == 2
+    assert "AMXQ_TARGET" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_doctor() -> None:
+    text = amxq_command("doctor")
+    assert text.returncode == 0, text.stderr
+    assert "AMX" in text.stdout and "Kernel cache" in text.stdout
+    report = json.loads(amxq_command("doctor", "--json").stdout)
+    assert {"cpu", "amx", "targets", "threads", "cache", "versions"} <= set(report)
+
+
+def test_bench_runs_the_benchmarks_of_a_checkout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "_ROOT", tmp_path)
+    assert cli.main(["bench", "--quick"]) == 2
+    assert "source checkout" in capfd.readouterr().err
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "__init__.py").touch()
+    (tmp_path / "benchmarks" / "__main__.py").write_text("import sys; print(sys.argv[1:])")
+    assert cli.main(["bench", "--quick", "--help"]) == 0
+    assert capfd.readouterr().out == "['--quick', '--help']\n"
+
+
+def test_no_command_shows_the_usage() -> None:
+    done = amxq_command()
+    assert done.returncode == 2
+    assert "generate" in done.stderr and "doctor" in done.stderr and "bench" in done.stderr
