@@ -13,7 +13,8 @@ doubles). On AMX @range loads the tile configuration first and releases the tile
 
 from __future__ import annotations
 
-from amxq.codegen.values import Emitter, llvm_type
+from amxq.codegen.text import llvm_type
+from amxq.codegen.values import Emitter
 from amxq.ir import hardware as hw
 from amxq.ir import ops
 from amxq.ir.ops import Block, Function, Op, Value

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import math
-import struct
-from collections.abc import Callable
-from typing import Any
-
+from amxq.codegen.memory import MemoryText
+from amxq.codegen.text import literal, llvm_type, splat_of, suffix, zero
 from amxq.ir import hardware as hw
 from amxq.ir import ops
-from amxq.ir.ops import Op, Value
 from amxq.ir.types import (
     BF16,
     F16,
@@ -25,102 +21,13 @@ from amxq.ir.types import (
     with_element,
 )
 
-# bf16 travels as its 16 bits: where a CPU lacks the type LLVM calls library functions for it
-_FLOATS = {BF16: "i16", F16: "half", F32: "float", F64: "double"}
-
-
-def llvm_type(type_: Type) -> str:
-    if isinstance(type_, PointerType):
-        return "ptr"
-    if isinstance(type_, VectorType):
-        return f"<{type_.lanes} x {llvm_type(type_.element)}>"
-    assert isinstance(type_, DType), type_
-    return _FLOATS.get(type_) or f"i{type_.bits}"
-
-
-def memory_type(element: DType) -> str:
-    """A bool takes a byte in memory."""
-    return "i8" if element == I1 else llvm_type(element)
-
-
-def literal(value: int | float, element: DType) -> str:
-    """A number as LLVM writes it; floats as bit patterns."""
-    if element == I1:
-        return "true" if value else "false"
-    if not element.is_float:
-        return str(int(value))
-    if element == BF16:
-        (bits,) = struct.unpack("<I", _rounded("<f", value))
-        return str((bits + 0x7FFF + (bits >> 16 & 1)) >> 16 & 0xFFFF)
-    if element == F16:
-        return f"0xH{struct.unpack('<H', _rounded('<e', value))[0]:04X}"
-    if element == F32:
-        value = struct.unpack("<f", _rounded("<f", value))[0]
-    return f"0x{struct.unpack('<Q', struct.pack('<d', value))[0]:016X}"
-
-
-def _rounded(format: str, value: float) -> bytes:
-    """A float in a narrower format; infinite where it does not fit, as a conversion gives it."""
-    try:
-        return struct.pack(format, value)
-    except OverflowError:
-        return struct.pack(format, math.copysign(math.inf, value))
-
-
 _INT = {"add": "add", "sub": "sub", "mul": "mul", "and": "and", "or": "or", "xor": "xor"}
 _FLOAT = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv", "mod": "frem"}
 _CONTRACT = ("fadd", "fsub", "fmul")
 
 
-class Emitter:
-    """Lines of a function under construction, and the names of its values."""
-
-    def __init__(self, parent: Emitter | None = None) -> None:
-        self.lines: list[str] = []
-        self.names: dict[Value, str] = parent.names if parent else {}
-        self.declarations: set[str] = parent.declarations if parent else set()
-        self._counter: list[int] = parent._counter if parent else [0]
-        self.label = "program"
-
-    def number(self) -> int:
-        self._counter[0] += 1
-        return self._counter[0]
-
-    def line(self, text: str) -> str:
-        """Appends an instruction; returns the name of its result."""
-        name = f"%v{self.number()}"
-        self.lines.append(f"  {name} = {text}")
-        return name
-
-    def start(self, label: str) -> None:
-        self.lines.append(f"{label}:")
-        self.label = label
-
-    def branch(self, label: str) -> None:
-        self.lines.append(f"  br label %{label}")
-        self.start(label)
-
-    def define(self, op: Op, text: str) -> None:
-        self.define_value(op.result, text)
-
-    def define_value(self, value: Value, text: str) -> None:
-        self.names[value] = self.line(text)
-
-    def call(self, function: str, result: str, args: list[tuple[str, str]]) -> str:
-        """A call of an intrinsic, which is declared on the way."""
-        types = ", ".join(t for t, _ in args)
-        self.declarations.add(f"declare {result} @{function}({types})")
-        given = ", ".join(f"{t} {a}" for t, a in args)
-        if result == "void":
-            self.lines.append(f"  call void @{function}({given})")
-            return ""
-        return self.line(f"call {result} @{function}({given})")
-
-    # --- dispatch -------------------------------------------------------------------------
-
-    def operation(self, op: Op) -> None:
-        handler: Callable[[Any], None] = getattr(self, f"on_{op.name}")
-        handler(op)
+class Emitter(MemoryText):
+    """Everything that is not control flow or a tile register."""
 
     def on_constant(self, op: ops.Constant) -> None:
         type_ = op.result.type
@@ -149,9 +56,9 @@ class Emitter:
         text = llvm_type(type_)
         if kind in ("min", "max"):
             if element.is_float:
-                return self.call(f"llvm.{kind}num.{_suffix(type_)}", text, [(text, a), (text, b)])
+                return self.call(f"llvm.{kind}num.{suffix(type_)}", text, [(text, a), (text, b)])
             name = ("s" if element.is_signed else "u") + kind
-            return self.call(f"llvm.{name}.{_suffix(type_)}", text, [(text, a), (text, b)])
+            return self.call(f"llvm.{name}.{suffix(type_)}", text, [(text, a), (text, b)])
         if element.is_float:
             name = _FLOAT[kind]
             flag = " contract" if name in _CONTRACT else ""
@@ -168,15 +75,15 @@ class Emitter:
         """``b``, or 1 where dividing by it would trap: 0, and -1 below the lowest number. Such
         lanes are common where a mask hides them."""
         text, bools = llvm_type(type_), llvm_type(with_element(type_, I1))
-        traps = self.line(f"icmp eq {text} {b}, {_splat(0, type_)}")
+        traps = self.line(f"icmp eq {text} {b}, {splat_of(0, type_)}")
         if scalar_of(type_).is_signed:
             lowest = self.line(
-                f"icmp eq {text} {a}, {_splat(-(1 << scalar_of(type_).bits - 1), type_)}"
+                f"icmp eq {text} {a}, {splat_of(-(1 << scalar_of(type_).bits - 1), type_)}"
             )
-            minus = self.line(f"icmp eq {text} {b}, {_splat(-1, type_)}")
+            minus = self.line(f"icmp eq {text} {b}, {splat_of(-1, type_)}")
             overflow = self.line(f"and {bools} {lowest}, {minus}")
             traps = self.line(f"or {bools} {traps}, {overflow}")
-        return self.line(f"select {bools} {traps}, {text} {_splat(1, type_)}, {text} {b}")
+        return self.line(f"select {bools} {traps}, {text} {splat_of(1, type_)}, {text} {b}")
 
     def on_compare(self, op: ops.Compare) -> None:
         element = scalar_of(op.lhs.type)
@@ -201,14 +108,14 @@ class Emitter:
         text = llvm_type(wide)
         if op.kind == "neg":
             a = self.line(
-                f"fneg {text} {a}" if element.is_float else f"sub {text} {_zero(wide)}, {a}"
+                f"fneg {text} {a}" if element.is_float else f"sub {text} {zero(wide)}, {a}"
             )
         elif op.kind == "abs" and not element.is_float:
             if element.is_signed:
-                a = self.call(f"llvm.abs.{_suffix(wide)}", text, [(text, a), ("i1", "false")])
+                a = self.call(f"llvm.abs.{suffix(wide)}", text, [(text, a), ("i1", "false")])
         else:
             name = {"abs": "fabs"}.get(op.kind, op.kind)
-            a = self.call(f"llvm.{name}.{_suffix(wide)}", text, [(text, a)])
+            a = self.call(f"llvm.{name}.{suffix(wide)}", text, [(text, a)])
         if wide is not type_:
             a = self.convert(a, wide, element)
         self.names[op.result] = a
@@ -216,7 +123,7 @@ class Emitter:
     def on_fma(self, op: hw.Fma) -> None:
         text = llvm_type(op.result.type)
         args = [(text, self.names[v]) for v in (op.a, op.b, op.c)]
-        self.names[op.result] = self.call(f"llvm.fma.{_suffix(op.result.type)}", text, args)
+        self.names[op.result] = self.call(f"llvm.fma.{suffix(op.result.type)}", text, args)
 
     def on_select(self, op: ops.Select) -> None:
         c, x, y = (self.names[v] for v in (op.condition, op.then, op.other))
@@ -236,7 +143,7 @@ class Emitter:
         if source == BF16:
             wide = with_element(from_, I32)
             bits = self.line(f"zext {text} {a} to {llvm_type(wide)}")
-            bits = self.line(f"shl {llvm_type(wide)} {bits}, {_splat(16, wide)}")
+            bits = self.line(f"shl {llvm_type(wide)} {bits}, {splat_of(16, wide)}")
             f32 = with_element(from_, F32)
             a = self.line(f"bitcast {llvm_type(wide)} {bits} to {llvm_type(f32)}")
             return self.convert(a, f32, to)
@@ -244,7 +151,7 @@ class Emitter:
             return self._to_bf16(self.convert(a, from_, F32), with_element(from_, F32))
         if to == I1:
             kind = "fcmp une" if source.is_float else "icmp ne"
-            return self.line(f"{kind} {text} {a}, {_zero(from_)}")
+            return self.line(f"{kind} {text} {a}, {zero(from_)}")
         if source.is_float and to.is_float:
             if {source, to} == {F16, F64}:
                 return self.convert(self.convert(a, from_, F32), with_element(from_, F32), to)
@@ -252,8 +159,8 @@ class Emitter:
             return self.line(f"{name} {text} {a} to {target}")
         if source.is_float:
             name = "fptosi" if to.is_signed else "fptoui"
-            suffix = f"{_suffix(with_element(from_, to))}.{_suffix(from_)}"
-            return self.call(f"llvm.{name}.sat.{suffix}", target, [(text, a)])
+            types = f"{suffix(with_element(from_, to))}.{suffix(from_)}"
+            return self.call(f"llvm.{name}.sat.{types}", target, [(text, a)])
         if to.is_float:
             name = "sitofp" if source.is_signed else "uitofp"
             return self.line(f"{name} {text} {a} to {target}")
@@ -268,12 +175,12 @@ class Emitter:
         wide = with_element(type_, I32)
         i32 = llvm_type(wide)
         bits = self.line(f"bitcast {llvm_type(type_)} {a} to {i32}")
-        high = self.line(f"lshr {i32} {bits}, {_splat(16, wide)}")
-        odd = self.line(f"and {i32} {high}, {_splat(1, wide)}")
-        bias = self.line(f"add {i32} {odd}, {_splat(0x7FFF, wide)}")
+        high = self.line(f"lshr {i32} {bits}, {splat_of(16, wide)}")
+        odd = self.line(f"and {i32} {high}, {splat_of(1, wide)}")
+        bias = self.line(f"add {i32} {odd}, {splat_of(0x7FFF, wide)}")
         rounded = self.line(f"add {i32} {bits}, {bias}")
-        rounded = self.line(f"lshr {i32} {rounded}, {_splat(16, wide)}")
-        quiet = self.line(f"or {i32} {high}, {_splat(0x40, wide)}")
+        rounded = self.line(f"lshr {i32} {rounded}, {splat_of(16, wide)}")
+        quiet = self.line(f"or {i32} {high}, {splat_of(0x40, wide)}")
         nan = self.line(f"fcmp uno {llvm_type(type_)} {a}, {a}")
         bool_type = llvm_type(with_element(type_, I1))
         chosen = self.line(f"select {bool_type} {nan}, {i32} {quiet}, {i32} {rounded}")
@@ -296,11 +203,6 @@ class Emitter:
         self.define(
             op, f"extractelement {llvm_type(op.vector.type)} {self.names[op.vector]}, i64 {op.lane}"
         )
-
-    def on_insert(self, op: hw.Insert) -> None:
-        vector = f"{llvm_type(op.vector.type)} {self.names[op.vector]}"
-        scalar = f"{llvm_type(op.scalar.type)} {self.names[op.scalar]}"
-        self.define(op, f"insertelement {vector}, {scalar}, i64 {op.lane}")
 
     def on_horizontal(self, op: hw.Horizontal) -> None:
         """Halves are combined until one lane is left."""
@@ -340,146 +242,3 @@ class Emitter:
         a, b = (self.line(f"bitcast <32 x i16> {self.names[v]} to {pairs}") for v in (op.a, op.b))
         args = [(wide, self.names[op.acc]), (pairs, a), (pairs, b)]
         self.names[op.result] = self.call("llvm.x86.avx512bf16.dpbf16ps.512", wide, args)
-
-    # --- memory ---------------------------------------------------------------------------
-
-    def on_addptr(self, op: ops.AddPtr) -> None:
-        assert isinstance(op.pointer.type, PointerType)
-        element = memory_type(op.pointer.type.element)
-        offset = f"{llvm_type(op.offset.type)} {self.names[op.offset]}"
-        self.define(op, f"getelementptr {element}, ptr {self.names[op.pointer]}, {offset}")
-
-    def on_vector_load(self, op: hw.VectorLoad) -> None:
-        type_ = op.result.type
-        element = scalar_of(type_)
-        stored = _in_memory(type_)
-        pointer, mask = f"ptr {self.names[op.pointer]}", op.mask
-        if mask is None:
-            loaded = self.line(f"load {stored}, {pointer}, align {element.bytes}")
-        else:
-            loaded = self._masked(type_, pointer, self.names[mask])
-        self.names[op.result] = self._from_memory(loaded, type_)
-
-    def _masked(self, type_: Type, pointer: str, mask: str) -> str:
-        element = scalar_of(type_)
-        lanes = type_.lanes if isinstance(type_, VectorType) else 1
-        vector = f"<{lanes} x {memory_type(element)}>"
-        mask = self._mask(mask, type_)
-        loaded = self.line(
-            f"call {vector} @llvm.masked.load.v{lanes}{_code(element)}.p0({pointer}, "
-            f"i32 {element.bytes}, <{lanes} x i1> {mask}, {vector} zeroinitializer)"
-        )
-        self.declarations.add(
-            f"declare {vector} @llvm.masked.load.v{lanes}{_code(element)}.p0"
-            f"(ptr, i32, <{lanes} x i1>, {vector})"
-        )
-        if isinstance(type_, VectorType):
-            return loaded
-        return self.line(f"extractelement {vector} {loaded}, i64 0")
-
-    def _mask(self, mask: str, type_: Type) -> str:
-        """A mask as a vector, also for a scalar."""
-        if isinstance(type_, VectorType):
-            return mask
-        return self.line(f"insertelement <1 x i1> poison, i1 {mask}, i64 0")
-
-    def _from_memory(self, name: str, type_: Type) -> str:
-        if scalar_of(type_) != I1:
-            return name
-        return self.line(f"trunc {_in_memory(type_)} {name} to {llvm_type(type_)}")
-
-    def _to_memory(self, name: str, type_: Type) -> str:
-        if scalar_of(type_) != I1:
-            return name
-        return self.line(f"zext {llvm_type(type_)} {name} to {_in_memory(type_)}")
-
-    def on_vector_store(self, op: hw.VectorStore) -> None:
-        type_ = op.value.type
-        element = scalar_of(type_)
-        value = self._to_memory(self.names[op.value], type_)
-        stored, pointer = _in_memory(type_), f"ptr {self.names[op.pointer]}"
-        if op.mask is None:
-            self.lines.append(f"  store {stored} {value}, {pointer}, align {element.bytes}")
-            return
-        mask = self._mask(self.names[op.mask], type_)
-        lanes = 1
-        if isinstance(type_, VectorType):
-            lanes = type_.lanes
-        else:
-            value = self.line(f"insertelement <1 x {stored}> poison, {stored} {value}, i64 0")
-            stored = f"<1 x {stored}>"
-        name = f"llvm.masked.store.v{lanes}{_code(element)}.p0"
-        self.declarations.add(f"declare void @{name}({stored}, ptr, i32, <{lanes} x i1>)")
-        self.lines.append(
-            f"  call void @{name}({stored} {value}, {pointer}, i32 {element.bytes}, "
-            f"<{lanes} x i1> {mask})"
-        )
-
-    def _addresses(self, op: hw.Gather | hw.Scatter, lanes: int) -> tuple[str, str]:
-        assert isinstance(op.pointer.type, PointerType)
-        element = memory_type(op.pointer.type.element)
-        offsets = f"<{lanes} x i64> {self.names[op.offsets]}"
-        addresses = self.line(f"getelementptr {element}, ptr {self.names[op.pointer]}, {offsets}")
-        if op.mask is not None:
-            return addresses, self.names[op.mask]
-        return addresses, f"<{', '.join(['i1 true'] * lanes)}>"
-
-    def on_gather(self, op: hw.Gather) -> None:
-        type_ = op.result.type
-        assert isinstance(type_, VectorType)
-        addresses, mask = self._addresses(op, type_.lanes)
-        element, stored, n = type_.element, _in_memory(type_), type_.lanes
-        name = f"llvm.masked.gather.v{n}{_code(element)}.v{n}p0"
-        self.declarations.add(f"declare {stored} @{name}(<{n} x ptr>, i32, <{n} x i1>, {stored})")
-        loaded = self.line(
-            f"call {stored} @{name}(<{n} x ptr> {addresses}, i32 {element.bytes}, "
-            f"<{n} x i1> {mask}, {stored} zeroinitializer)"
-        )
-        self.names[op.result] = self._from_memory(loaded, type_)
-
-    def on_scatter(self, op: hw.Scatter) -> None:
-        type_ = op.value.type
-        assert isinstance(type_, VectorType)
-        addresses, mask = self._addresses(op, type_.lanes)
-        element, stored, n = type_.element, _in_memory(type_), type_.lanes
-        value = self._to_memory(self.names[op.value], type_)
-        name = f"llvm.masked.scatter.v{n}{_code(element)}.v{n}p0"
-        self.declarations.add(f"declare void @{name}({stored}, <{n} x ptr>, i32, <{n} x i1>)")
-        self.lines.append(
-            f"  call void @{name}({stored} {value}, <{n} x ptr> {addresses}, "
-            f"i32 {element.bytes}, <{n} x i1> {mask})"
-        )
-
-    def on_prefetch(self, op: hw.Prefetch) -> None:
-        pointer = ("ptr", self.names[op.pointer])
-        args = [pointer, ("i32", "0"), ("i32", str(op.locality)), ("i32", "1")]
-        self.call("llvm.prefetch.p0", "void", args)
-
-
-def _in_memory(type_: Type) -> str:
-    element = memory_type(scalar_of(type_))
-    return f"<{type_.lanes} x {element}>" if isinstance(type_, VectorType) else element
-
-
-def _code(element: DType) -> str:
-    """The element as intrinsic names spell it."""
-    if element == I1:
-        return "i8"
-    return element.name if element in (F16, F32, F64) else f"i{element.bits}"
-
-
-def _suffix(type_: Type) -> str:
-    element = scalar_of(type_)
-    code = "i1" if element == I1 else _code(element)
-    return f"v{type_.lanes}{code}" if isinstance(type_, VectorType) else code
-
-
-def _splat(number: int, type_: Type) -> str:
-    if not isinstance(type_, VectorType):
-        return str(number)
-    one = f"{llvm_type(type_.element)} {number}"
-    return f"<{', '.join([one] * type_.lanes)}>"
-
-
-def _zero(type_: Type) -> str:
-    return "zeroinitializer" if isinstance(type_, VectorType) else literal(0, scalar_of(type_))

@@ -11,7 +11,7 @@ from amxq.frontend.semantic import Mistake, Semantic, describe
 from amxq.ir import hardware as hw
 from amxq.ir import ops
 from amxq.ir.ops import Value
-from amxq.ir.types import I32, I64, DType, TileType, scalar_of
+from amxq.ir.types import I32, TileType, scalar_of
 
 HANDLERS: dict[Any, Callable[..., Any]] = {}
 
@@ -64,7 +64,7 @@ def _full(sem: Semantic, shape: Any, value: Any, dtype: Any) -> Value:
 
 @_implements(tl.zeros)
 def _zeros(sem: Semantic, shape: Any, dtype: Any) -> Value:
-    return _full(sem, shape, 0, dtype)  # type: ignore[no-any-return]
+    return sem.broadcast_to(sem.cast(0, dtype), _shape(shape))
 
 
 @_implements(tl.expand_dims)
@@ -112,8 +112,12 @@ def _unary(kind: str) -> Callable[..., Any]:
     return lambda sem, x: sem.unary(kind, x)
 
 
-for _surface, _kind in ((tl.abs, "abs"), (tl.sqrt, "sqrt"), (tl.floor, "floor"), (tl.ceil, "ceil")):
-    HANDLERS[_surface] = _unary(_kind)
+HANDLERS |= {
+    tl.abs: _unary("abs"),
+    tl.sqrt: _unary("sqrt"),
+    tl.floor: _unary("floor"),
+    tl.ceil: _unary("ceil"),
+}
 
 
 @_implements(tl.fma)
@@ -130,8 +134,7 @@ def _reduce(kind: str) -> Callable[..., Any]:
     return lambda sem, tile, axis: sem.reduce(kind, tile, axis)
 
 
-for _surface, _kind in ((tl.sum, "add"), (tl.max, "max"), (tl.min, "min")):
-    HANDLERS[_surface] = _reduce(_kind)
+HANDLERS |= {tl.sum: _reduce("add"), tl.max: _reduce("max"), tl.min: _reduce("min")}
 
 
 @_implements(tl.load)
@@ -184,10 +187,8 @@ def _static_print(sem: Semantic, *values: Any) -> None:
 
 METHODS: dict[str, Callable[..., Any]] = {
     "to": _cast,
-    "sum": lambda sem, tile, axis: sem.reduce("add", tile, axis),
-    "max": lambda sem, tile, axis: sem.reduce("max", tile, axis),
-    "min": lambda sem, tile, axis: sem.reduce("min", tile, axis),
+    "sum": _reduce("add"),
+    "max": _reduce("max"),
+    "min": _reduce("min"),
 }
 """Methods of values: ``tile.to(tl.float32)``."""
-
-__all__ = ["HANDLERS", "I64", "METHODS", "DType"]

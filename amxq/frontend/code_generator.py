@@ -349,12 +349,10 @@ class CodeGenerator:
                 return HANDLERS[callee](self.sem, *args, **kwargs)
             if hasattr(callee, "kernel_source"):
                 return self.inline(node, callee.kernel_source, args, kwargs)
-            if callee in _SAFE_GLOBALS or not hasattr(callee, "__globals__"):
-                known = [a for a in (*args, *kwargs.values()) if isinstance(a, Value)]
-                if callee in _SAFE_GLOBALS and known:
+            if callee in _SAFE_GLOBALS:
+                if any(isinstance(a, Value) for a in args):
                     raise Mistake(f"{callee.__name__}() of a value of the run time")
-                if callee in _SAFE_GLOBALS or hasattr(callee, "__self__"):
-                    return callee(*args, **kwargs)
+                return callee(*args, **kwargs)
             if getattr(callee, "__module__", "").startswith("amxq.") and not _is_module(callee):
                 return callee(*args, **kwargs)
         except TypeError as problem:

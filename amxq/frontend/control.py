@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import amxq.language as tl
+from amxq.frontend.semantic import describe
 from amxq.ir import ops
 from amxq.ir.ops import Block, Value
 from amxq.ir.types import I1, I32, I64, DType, scalar_of
@@ -42,15 +43,25 @@ def for_loop(gen: CodeGenerator, node: ast.For) -> bool | None:
     if not isinstance(node.target, ast.Name):
         raise gen.error(node.target, "the loop variable is one name")
     callee = gen.eval(node.iter.func)
-    bounds = [gen.eval(a) for a in node.iter.args]
-    if callee not in (py.range, tl.range, tl.static_range) or not 1 <= len(bounds) <= 3:
+    if callee not in (py.range, tl.range, tl.static_range):
         raise gen.error(node.iter, "a for loop iterates over range, tl.range or tl.static_range")
-    lower, upper = (0, bounds[0]) if len(bounds) == 1 else bounds[:2]
-    step = bounds[2] if len(bounds) == 3 else 1
+    lower, upper, step = _bounds(gen, node.iter)
     if callee is tl.static_range:
         return _unrolled(gen, node, lower, upper, step)
     _rolled(gen, node, node.target.id, lower, upper, step)
     return None
+
+
+def _bounds(gen: CodeGenerator, call: ast.Call) -> tuple[Any, Any, Any]:
+    args = [gen.eval(a) for a in call.args]
+    given = dict(zip(("stop",) if len(args) == 1 else ("start", "stop", "step"), args))
+    for keyword in call.keywords:
+        if keyword.arg not in ("start", "stop", "step") or keyword.arg in given:
+            raise gen.error(call, f"range got an unexpected or repeated argument {keyword.arg}")
+        given[keyword.arg] = gen.eval(keyword.value)
+    if len(args) > 3 or "stop" not in given:
+        raise gen.error(call, "a range takes stop, or start and stop, or start, stop and step")
+    return given.get("start", 0), given["stop"], given.get("step", 1)
 
 
 def _unrolled(gen: CodeGenerator, node: ast.For, lower: Any, upper: Any, step: Any) -> bool:
@@ -74,12 +85,16 @@ def _rolled(
         raise gen.error(node.iter, "the bounds of a loop are integer scalars")
     wide = I64 if any(scalar_of(v.type).bits == 64 for v in values) else I32
     low, up, by = (gen.b.cast(v, wide) for v in values)
-    names = [n for n in assigned_names(node.body) if n != index and _carriable(gen.scope.get(n))]
+    assigned = [n for n in assigned_names(node.body) if n != index and n in gen.scope]
+    names = [n for n in assigned if _carriable(gen.scope[n])]
     inits = tuple(gen.sem.value(gen.scope[n]) for n in names)
     body = Block((Value(wide, index), *(Value(v.type, n) for v, n in zip(inits, names))))
     before = dict(gen.scope)
     gen.scope[index] = body.args[0]
     gen.scope.update(zip(names, body.args[1:]))
+    for name in set(assigned) - set(names):
+        what = describe(gen.scope[name])
+        gen.scope[name] = Unavailable(f"is {what} before this loop and something else in it")
     with gen.b.inside(body):
         if gen.run_body(node.body):
             raise gen.error(node, "return inside a loop is not part of the kernel language")
@@ -90,6 +105,7 @@ def _rolled(
         gen.b.emit(ops.Yield, values=results)
     after = gen.scope
     gen.scope = before
+    gen.b.loc = gen.location(node)
     loop = gen.b.emit(
         ops.For,
         *(v.type for v in inits),
@@ -101,7 +117,7 @@ def _rolled(
     )
     gen.scope.update(zip(names, loop.results))
     for name in (index, *after):
-        if name not in before or (name == index):
+        if name not in before or name == index or (name in assigned and name not in names):
             gen.scope[name] = Unavailable(
                 "is set inside of a loop only", "give it a value before the loop"
             )
@@ -126,11 +142,9 @@ def if_statement(gen: CodeGenerator, node: ast.If) -> bool | None:
                 )
         scopes.append(gen.scope)
         blocks.append(block)
-    names = [
-        n
-        for n in dict.fromkeys(assigned_names(node.body) + assigned_names(node.orelse))
-        if all(_carriable(s.get(n)) for s in scopes) and scopes[0][n] is not scopes[1][n]
-    ]
+    assigned = dict.fromkeys(assigned_names(node.body) + assigned_names(node.orelse))
+    equal = {n: scopes[0][n] for n in assigned if _equal(scopes[0].get(n), scopes[1].get(n))}
+    names = [n for n in assigned if n not in equal and all(_carriable(s.get(n)) for s in scopes)]
     merged: list[tuple[Value, ...]] = [(), ()]
     types: list[Any] = []
     for name in names:
@@ -146,13 +160,22 @@ def if_statement(gen: CodeGenerator, node: ast.If) -> bool | None:
         with gen.b.inside(block):
             gen.b.emit(ops.Yield, values=values)
     gen.scope = before
+    gen.b.loc = gen.location(node)
     branch = gen.b.emit(ops.If, *types, condition=condition, then=blocks[0], other=blocks[1])
     gen.scope.update(zip(names, branch.results))
+    gen.scope.update(equal)
     for scope in scopes:
         for name, value in scope.items():
-            if name not in names and before.get(name) is not value:
+            if name not in names and name not in equal and before.get(name) is not value:
                 gen.scope[name] = Unavailable("is set in one branch of an if only")
     return None
+
+
+def _equal(a: object, b: object) -> bool:
+    """Whether two branches bind a name to one value of the run time, or to equal constants."""
+    if isinstance(a, (int, float, str, tuple)) and type(a) is type(b):
+        return repr(a) == repr(b)
+    return a is b and not isinstance(a, Unavailable) and a is not None
 
 
 def _carriable(value: object) -> bool:

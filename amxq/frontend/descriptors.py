@@ -115,7 +115,7 @@ class Int4Tensor:
         k, n = (sem.i64(s) for s in shape)
         k_blocks = sem.b.binary("div", k, sem.b.i64(8))
         groups = sem.b.binary("div", k, sem.i64(group_size))
-        return cls(sem, qweight, scales, zeros, n, k_blocks, groups, block)  # type: ignore[arg-type]
+        return cls(sem, qweight, scales, zeros, n, k_blocks, groups, block)
 
     @property
     def has_zeros(self) -> bool:

@@ -18,6 +18,7 @@ from amxq.ir.types import (
     I1,
     I32,
     I64,
+    U4,
     DType,
     PointerType,
     TileType,
@@ -81,9 +82,7 @@ class Semantic:
         if not isinstance(dtype, DType):
             raise Mistake(f"{dtype!r} is not a type", "use tl.float32, tl.bfloat16, …")
         value = self.value(operand, dtype)
-        if not isinstance(element_of(value.type), DType):
-            raise Mistake(f"cannot convert {describe(value)} to {dtype}")
-        return self.b.cast(value, dtype)
+        return self.b.cast(_numbers(value), dtype)
 
     @staticmethod
     def promote(a: DType, b: DType) -> DType:
@@ -107,10 +106,7 @@ class Semantic:
         for operand, like in ((x, like_y), (y, like_x)):
             if isinstance(operand, float) and like is not None and not like.is_float:
                 like_x, like_y = (F32, like_y) if operand is x else (like_x, F32)
-        a, b = self.value(x, like_y), self.value(y, like_x)
-        for v in (a, b):
-            if not _numeric(v):
-                raise Mistake(f"expected numbers, got {describe(v)}")
+        a, b = _numbers(self.value(x, like_y)), _numbers(self.value(y, like_x))
         dtype = self.promote(scalar_of(a.type), scalar_of(b.type))
         return self.broadcast(self.b.cast(a, dtype), self.b.cast(b, dtype))
 
@@ -206,9 +202,7 @@ class Semantic:
         return self.b.value(ops.Compare, with_element(a.type, I1), kind=kind, lhs=a, rhs=b)
 
     def unary(self, kind: str, x: Operand) -> Value:
-        value = self.value(x)
-        if not _numeric(value):
-            raise Mistake(f"expected numbers, got {describe(value)}")
+        value = _numbers(self.value(x))
         element = scalar_of(value.type)
         if kind in ("sqrt", "floor", "ceil") and not element.is_float:
             raise Mistake(f"{kind} needs floats, got {value.type}", "convert with .to(tl.float32)")
@@ -243,9 +237,9 @@ class Semantic:
         return self.b.value(ops.Select, a.type, condition=cond, then=a, other=b)
 
     def reduce(self, kind: str, x: Operand, axis: int) -> Value:
-        x = self.value(x)
+        x = _numbers(self.value(x))
         shape = shape_of(x.type)
-        if not shape or not _numeric(x):
+        if not shape:
             raise Mistake(f"expected a tile of numbers, got {describe(x)}")
         if axis not in (len(shape) - 1, -1):
             raise Mistake(f"axis {axis} of shape {list(shape)}: only the last axis can be reduced")
@@ -291,7 +285,7 @@ class Semantic:
     def store(self, pointer: Value, value: Operand, mask: Operand | None) -> None:
         pointee = self._pointee(pointer)
         type_ = with_element(pointer.type, pointee)
-        stored = self.b.cast(self.value(value, pointee), pointee)
+        stored = self.b.cast(_numbers(self.value(value, pointee)), pointee)
         stored = self.broadcast_to(stored, shape_of(type_)) if shape_of(type_) else stored
         if stored.type != type_:
             raise Mistake(f"cannot store {describe(stored)} through {describe(pointer)}")
@@ -314,6 +308,15 @@ class Semantic:
         if not _numeric(value) or scalar_of(value.type) != I1:
             raise Mistake(f"mask is {describe(value)}, expected int1", "compare: offs < n")
         return self.broadcast_to(value, shape_of(type_)) if shape_of(type_) else value
+
+
+def _numbers(value: Value) -> Value:
+    """The value itself, where arithmetic is defined for it."""
+    if not _numeric(value):
+        raise Mistake(f"expected numbers, got {describe(value)}")
+    if scalar_of(value.type) == U4:
+        raise Mistake("a packed int4 tile is an operand of dot only", "multiply it with tl.dot")
+    return value
 
 
 def _numeric(value: Value) -> bool:

@@ -46,12 +46,23 @@ class KernelSource:
 
     @cached_property
     def tree(self) -> ast.FunctionDef:
-        lines, _ = inspect.getsourcelines(self.function)
-        text = "".join(lines)
-        self.indent = len(lines[0]) - len(lines[0].lstrip())
-        tree = ast.parse(textwrap.dedent(text)).body[0]
-        assert isinstance(tree, ast.FunctionDef)
+        try:
+            lines, _ = inspect.getsourcelines(self.function)
+            self.indent = len(lines[0]) - len(lines[0].lstrip())
+            tree = ast.parse(textwrap.dedent("".join(lines))).body[0]
+        except (OSError, SyntaxError) as problem:
+            raise self._unreadable(str(problem)) from None
+        if not isinstance(tree, ast.FunctionDef):
+            raise self._unreadable("it is not a def statement")
         return tree
+
+    def _unreadable(self, why: str) -> CompilationError:
+        return CompilationError(
+            f"the source of {self.name} cannot be read: {why}",
+            file=self.file,
+            line=self.first_line,
+            hint="kernels are def statements in a file; exec and lambda keep no source",
+        )
 
     indent = 0
 

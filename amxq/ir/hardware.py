@@ -80,14 +80,6 @@ class Extract(Op):
 
 
 @dataclass(frozen=True, eq=False)
-class Insert(Op):
-    vector: Value
-    scalar: Value
-    lane: int
-    name: ClassVar[str] = "insert"
-
-
-@dataclass(frozen=True, eq=False)
 class Horizontal(Op):
     """Reduction of a vector's lanes to a scalar, pairwise in a fixed order."""
 

@@ -45,5 +45,3 @@ from amxq.language.core import (
     where,
     zeros,
 )
-
-__all__ = [name for name in dir() if not name.startswith("_") and name != "core"]

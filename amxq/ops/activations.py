@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import torch
 
+from amxq.errors import LayoutError
+
 _PARTS = {torch.bfloat16: 1, torch.float16: 2, torch.float32: 3}
 
 
@@ -29,8 +31,6 @@ def bf16_parts(x: torch.Tensor, perm: torch.Tensor | None, columns: int) -> torc
         try:
             x = x.index_select(1, perm)
         except (IndexError, RuntimeError) as problem:
-            from amxq.errors import LayoutError
-
             raise LayoutError(f"perm is not a permutation of x's features: {problem}") from None
     M, K = x.shape
     parts = split_count(x.dtype)

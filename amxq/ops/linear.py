@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
-import weakref
-from typing import Any
+from typing import NoReturn
 
 import torch
 
 from amxq.errors import DTypeError, LayoutError, ShapeError
 from amxq.ops import schedule
 from amxq.ops.activations import bf16_parts
+from amxq.ops.gradient import linear_with_gradient
+from amxq.ops.raw import packed_once
 from amxq.quantization.packed import SCALE_DTYPES, PackedWeight
-from amxq.quantization.packing import format_of_raw, pack
 from amxq.runtime.targets import get_target
 
 PRECISIONS = ("bf16",)
 
-_library = torch.library.Library("amxq", "DEF")
-_library.define(
-    "linear(Tensor x, Tensor qweight, Tensor scales, Tensor? zeros=None, Tensor? perm=None, *, "
-    "Tensor? bias=None, str precision='bf16') -> Tensor",
-    tags=(torch.Tag.pt2_compliant_tag,),
+_BIAS_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+_ARGUMENTS = (
+    "Tensor x, Tensor qweight, Tensor scales, Tensor? zeros=None, Tensor? perm=None, *, "
+    "Tensor? bias=None, str precision='bf16'"
 )
+
+_library = torch.library.Library("amxq", "DEF")
+for _schema in (
+    f"linear({_ARGUMENTS}) -> Tensor",
+    f"linear_out({_ARGUMENTS}, Tensor(a!) out) -> ()",
+):
+    _library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
 
 
 def linear(
@@ -39,7 +45,8 @@ def linear(
 
     Exact up to the rounding of fp32 sums and of the result: weights stay integers, and fp16 and
     fp32 activations are multiplied as the two or three bf16 numbers that they are the sum of.
-    The same input gives the same bits whatever the number of threads.
+    The same input gives the same bits whatever the number of threads. Gradients flow to x and to
+    bias; weights have none.
 
     Args:
         x: [..., K] bf16, fp16 or fp32 on the CPU, any strides, any number of rows (0 too).
@@ -48,7 +55,8 @@ def linear(
             while its qweight lives.
         bias: [N] or None; any floating dtype.
         precision: "bf16".
-        out: [..., N] contiguous tensor of x's dtype to write to, or None for a new one.
+        out: [..., N] contiguous tensor of x's dtype to write to, or None for a new one; apart
+            from x in memory.
 
     Returns:
         [..., N] in x's dtype.
@@ -57,11 +65,43 @@ def linear(
         ShapeError, DTypeError, LayoutError: the tensors do not fit; nothing has run.
         TargetError: this CPU cannot run the target that was asked for.
     """
+    if (
+        not isinstance(x, torch.Tensor)
+        or not isinstance(qweight, torch.Tensor)
+        or not isinstance(scales, torch.Tensor)
+        or not (zeros is None or isinstance(zeros, torch.Tensor))
+        or not (perm is None or isinstance(perm, torch.Tensor))
+        or not (bias is None or isinstance(bias, torch.Tensor))
+        or x.layout is not torch.strided
+        or not (x.is_cpu or x.is_meta)
+    ):
+        _refuse(x=x, qweight=qweight, scales=scales, zeros=zeros, perm=perm, bias=bias)
+    if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
+        if out is not None:
+            raise LayoutError("out= has no gradient: leave it out, or call inside torch.no_grad()")
+        return linear_with_gradient(x, qweight, scales, zeros, perm, bias, precision)
     if out is None:
         return torch.ops.amxq.linear(  # type: ignore[no-any-return]
             x, qweight, scales, zeros, perm, bias=bias, precision=precision
         )
-    return _run(x, qweight, scales, zeros, perm, bias, precision, out)
+    torch.ops.amxq.linear_out(
+        x, qweight, scales, zeros, perm, bias=bias, precision=precision, out=out
+    )
+    return out
+
+
+def _refuse(**tensors: object) -> NoReturn:
+    """Names the argument that torch would not let through to a kernel."""
+    for name, tensor in tensors.items():
+        if tensor is None and name in ("zeros", "perm", "bias"):
+            continue
+        if not isinstance(tensor, torch.Tensor):
+            raise DTypeError(f"{name} is a {type(tensor).__name__}; expected a torch.Tensor")
+    x = tensors["x"]
+    assert isinstance(x, torch.Tensor)
+    if x.layout is not torch.strided:
+        raise LayoutError(f"x has layout {x.layout}; expected a dense tensor: use .to_dense()")
+    raise LayoutError(f"x is on {x.device}; expected a CPU tensor; move it with .cpu()")
 
 
 def _cpu(
@@ -77,6 +117,20 @@ def _cpu(
     return _run(x, qweight, scales, zeros, perm, bias, precision, None)
 
 
+def _cpu_out(
+    x: torch.Tensor,
+    qweight: torch.Tensor,
+    scales: torch.Tensor,
+    zeros: torch.Tensor | None = None,
+    perm: torch.Tensor | None = None,
+    *,
+    bias: torch.Tensor | None = None,
+    precision: str = "bf16",
+    out: torch.Tensor,
+) -> None:
+    _run(x, qweight, scales, zeros, perm, bias, precision, out)
+
+
 def _fake(
     x: torch.Tensor,
     qweight: torch.Tensor,
@@ -87,13 +141,40 @@ def _fake(
     bias: torch.Tensor | None = None,
     precision: str = "bf16",
 ) -> torch.Tensor:
-    """Shapes and dtypes only, for tracing."""
-    columns = scales.shape[-1] if qweight.dtype == torch.int32 else scales.shape[0]
-    return x.new_empty((*x.shape[:-1], columns))
+    """Shapes and dtypes only, for tracing. A call of tensors some of which are on the meta device
+    ends here too, and must not return memory that nobody has written."""
+    tensors = {"qweight": qweight, "scales": scales, "zeros": zeros, "perm": perm, "bias": bias}
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.device != x.device:
+            raise LayoutError(
+                f"{name} is on {tensor.device} and x on {x.device}; expected CPU tensors"
+            )
+    raw = qweight.dtype == torch.int32
+    if not raw:
+        K = 8 * qweight.shape[1] if perm is None else perm.shape[0]
+        _check_activations(x, K, bias, scales.shape[0], precision)
+    return x.new_empty((*x.shape[:-1], scales.shape[-1] if raw else scales.shape[0]))
+
+
+def _fake_out(
+    x: torch.Tensor,
+    qweight: torch.Tensor,
+    scales: torch.Tensor,
+    zeros: torch.Tensor | None = None,
+    perm: torch.Tensor | None = None,
+    *,
+    bias: torch.Tensor | None = None,
+    precision: str = "bf16",
+    out: torch.Tensor,
+) -> None:
+    y = _fake(x, qweight, scales, zeros, perm, bias=bias, precision=precision)
+    _check_out(out, x, y.shape[-1])
 
 
 _library.impl("linear", _cpu, "CPU")
+_library.impl("linear_out", _cpu_out, "CPU")
 torch.library.register_fake("amxq::linear", _fake, lib=_library)
+torch.library.register_fake("amxq::linear_out", _fake_out, lib=_library)
 
 
 # --- one call ---------------------------------------------------------------------------
@@ -110,12 +191,19 @@ def _run(
     out: torch.Tensor | None,
 ) -> torch.Tensor:
     if qweight.dtype is torch.int32:
-        qweight, scales, zeros, perm = _packed_once(qweight, scales, zeros, perm)
+        qweight, scales, zeros, perm = packed_once(qweight, scales, zeros, perm)
     K, N, G = _check_weight(qweight, scales, zeros, perm)
     M = _check_activations(x, K, bias, N, precision)
-    y = x.new_empty((*x.shape[:-1], N)) if out is None else _check_out(out, x, N)
+    if out is None:
+        y = x.new_empty((*x.shape[:-1], N))
+    else:
+        y = _check_out(out, x, N)
+        _check_apart(out, x)
     if M == 0:
         return y
+    if bias is not None:
+        # fp32 sums are what it is added to
+        bias = bias.float() if bias.dtype is torch.float64 else bias.contiguous()
 
     padded = 8 * qweight.shape[1]
     plan = schedule.plan(
@@ -139,7 +227,6 @@ def _run(
         args += (zeros.data_ptr(), sums.data_ptr())
         plan.sums.launch((M, 1, 1), (args[0], args[4], M, padded))
     if bias is not None:
-        bias = bias.contiguous()
         args.append(bias.data_ptr())
     args += (y.data_ptr(), M, N, padded, padded // G, plan.grid[0])
     plan.kernel.launch(plan.grid, args)
@@ -213,10 +300,6 @@ def _check_activations(
         raise DTypeError(f"x has dtype {x.dtype}; expected bfloat16, float16 or float32")
     if x.dim() == 0 or x.shape[-1] != K:
         raise ShapeError(f"x has shape {list(x.shape)}; expected [..., {K}], the weight's K")
-    if not x.is_cpu:
-        raise LayoutError(f"x is on {x.device}; expected a CPU tensor; move it with .cpu()")
-    if x.layout != torch.strided:
-        raise LayoutError(f"x has layout {x.layout}; expected a dense tensor")
     M = x.numel() // K
     if M >= 1 << 29:
         raise ShapeError(f"x has shape {list(x.shape)}; expected fewer than 2^29 rows")
@@ -228,10 +311,10 @@ def _check_activations(
 def _check_bias(bias: torch.Tensor, N: int) -> None:
     if bias.shape != (N,):
         raise ShapeError(f"bias has shape {list(bias.shape)}; expected [{N}]")
-    if not bias.is_cpu:
-        raise LayoutError(f"bias is on {bias.device}; expected a CPU tensor; use .cpu()")
-    if bias.dtype not in (torch.bfloat16, torch.float16, torch.float32):
-        raise DTypeError(f"bias has dtype {bias.dtype}; expected bfloat16, float16 or float32")
+    if bias.layout is not torch.strided:
+        raise LayoutError(f"bias has layout {bias.layout}; expected a dense tensor")
+    if bias.dtype not in _BIAS_DTYPES:
+        raise DTypeError(f"bias has dtype {bias.dtype}; expected a floating dtype, 16 to 64 bits")
 
 
 def _check_out(out: torch.Tensor, x: torch.Tensor, N: int) -> torch.Tensor:
@@ -240,35 +323,17 @@ def _check_out(out: torch.Tensor, x: torch.Tensor, N: int) -> torch.Tensor:
         raise ShapeError(f"out has shape {list(out.shape)}; expected {list(shape)}")
     if out.dtype != x.dtype:
         raise DTypeError(f"out has dtype {out.dtype}; expected x's, {x.dtype}")
-    if not out.is_cpu or not out.is_contiguous():
-        raise LayoutError("out must be a contiguous CPU tensor")
+    if out.device != x.device or not out.is_contiguous():
+        raise LayoutError(
+            f"out has strides {out.stride()} on {out.device}; expected a contiguous CPU tensor"
+        )
     return out
 
 
-# --- raw checkpoint tensors -------------------------------------------------------------
-
-_Remembered = tuple[Any, tuple[Any, ...], PackedWeight]
-_packed: dict[int, _Remembered] = {}
-
-
-def _packed_once(
-    qweight: torch.Tensor,
-    scales: torch.Tensor,
-    zeros: torch.Tensor | None,
-    perm: torch.Tensor | None,
-) -> PackedWeight:
-    """The packed form of a raw triple, remembered while its qweight lives and is not written."""
-    if perm is not None:
-        raise LayoutError(
-            "perm beside raw checkpoint tensors: pack them first, with amxq.pack(..., g_idx=…)"
-        )
-    key = id(qweight)
-    state = tuple((id(t), t._version) for t in (qweight, scales, zeros) if t is not None)
-    found = _packed.get(key)
-    if found is not None and found[0]() is qweight and found[1] == state:
-        return found[2]
-    packed = pack(qweight, scales, zeros, format=format_of_raw(qweight, scales, zeros))
-    owner = weakref.ref(qweight, lambda _: _packed.pop(key, None))
-    _packed[key] = (owner, state, packed)
-    return packed
-
+def _check_apart(out: torch.Tensor, x: torch.Tensor) -> None:
+    """Rows of x are read while others are written."""
+    last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    start, stop = x.data_ptr(), x.data_ptr() + (last + 1) * x.element_size()
+    first = out.data_ptr()
+    if x.numel() and first < stop and start < first + out.numel() * out.element_size():
+        raise LayoutError("out overlaps x in memory; expected a tensor of its own")

@@ -19,7 +19,7 @@ from amxq.passes.tiles import CHUNK
 
 AMX_MIN_ROWS = 1
 """From how many rows on tile registers win. Emerald Rapids, 2026-11-30: VDPBF16PS takes 2 cycles
-there, so one row of 64 packed bytes costs 13.5 cycles with it and 7 with TDPBF16PS (docs/amx.md)."""
+there, so 64 packed bytes for one row cost 13.5 cycles with it, 7 with TDPBF16PS (docs/amx.md)."""
 
 
 def choose_dot(function: Function, target: str) -> None:

@@ -9,8 +9,6 @@ For a dot [M, K] · [K, 32] in tiles of D = 32 k (or 16, 8 where K asks for it):
 
 A large result is produced chunk by chunk when its consumer asks for those rows, and the
 fp32 work on chunk i (scales, accumulation) is interleaved with the tile work of chunk i + 1.
-Tile loads of freshly stored lines stall unless two tiles lie between (Emerald Rapids, 2026-11-30:
-39 cycles against 8), which is why the whole panel is written before the first multiplication.
 """
 
 from __future__ import annotations
@@ -20,27 +18,17 @@ from typing import TYPE_CHECKING
 from amxq.ir import hardware as hw
 from amxq.ir import ops
 from amxq.ir.ops import Value
-from amxq.ir.types import F32, U8, U16, PointerType, TileType
+from amxq.ir.types import F32, TileType
 from amxq.passes.choose_dot import amx_shape
-from amxq.passes.dot_vector import (
-    BLOCK_BYTES,
-    bitcast,
-    int4_pair,
-    int4_table,
-    panel_pointer,
-    place_of,
-    words_at,
-)
-from amxq.passes.tiles import Place, Row, Tile
+from amxq.passes.dot_vector import place_of
+from amxq.passes.panels import panel_of
+from amxq.passes.tiles import Row, Tile
 
 if TYPE_CHECKING:
     from amxq.passes.vectorize import Vectorizer
 
 C, A, B = 0, 4, 6
 """Tile registers: C 0 to 3, A 4 and 5, B 6 and 7. Nothing is ever spilled."""
-PREFETCH = 4096
-"""Bytes ahead of the weight stream: from memory, one row, 9 to 10 → 12 GB/s (Emerald Rapids,
-2026-11-30, docs/amx.md)."""
 
 
 def lower(v: Vectorizer, op: ops.Dot) -> None:
@@ -55,7 +43,7 @@ def lower(v: Vectorizer, op: ops.Dot) -> None:
 
     b = v.b
     a = place_of(v, op.lhs)
-    panel = _dequantise(v, op, depth, k)
+    panel = panel_of(v, op.rhs, depth, k)
     start = v.tiles[op.acc] if op.acc is not None else None
     initial = v.materialize(start).place if start is not None else None
     chunk = tile_rows * row_tiles
@@ -98,30 +86,3 @@ def lower(v: Vectorizer, op: ops.Dot) -> None:
         v.tiles[op.result] = v.materialize(tile)
     else:
         v.define(op.result, tile)
-
-
-def _dequantise(v: Vectorizer, op: ops.Dot, depth: int, k: int) -> Value:
-    """The B tiles of a panel in scratch memory: [K/D][2] tiles of D/2 rows of 64 bytes."""
-    b = v.b
-    load = v.defs[op.rhs]
-    assert isinstance(load, ops.LoadInt4)
-    if op.rhs in v.panels and v.panels[op.rhs][0] is b.block:
-        return v.panels[op.rhs][1]
-    source = panel_pointer(v, load)
-    table = int4_table(b)
-    panel = b.value(hw.Scratch, PointerType(U8), bytes=depth * 64)
-    per_tile = k // 8
-    for kb in range(depth // 8):
-        for half in range(2):
-            ahead = b.addptr(source, b.i64(kb * BLOCK_BYTES + 64 * half + PREFETCH))
-            b.emit(hw.Prefetch, pointer=ahead, locality=3)
-        step, row = kb // per_tile, kb % per_tile * 4
-        for half in range(2):
-            words = words_at(b, source, b.i64(kb), half)
-            for nibble in range(4):
-                offset = (2 * step + half) * 32 * k + (row + nibble) * 64
-                pointer = bitcast(b, b.addptr(panel, b.i64(offset)), PointerType(U16))
-                value = int4_pair(b, table, words, nibble)
-                b.emit(hw.VectorStore, pointer=pointer, value=value, mask=None)
-    v.panels[op.rhs] = (b.block, panel)
-    return panel

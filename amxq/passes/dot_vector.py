@@ -26,7 +26,6 @@ from amxq.ir.types import (
     I32,
     I64,
     U4,
-    U8,
     U16,
     U32,
     PointerType,
@@ -80,7 +79,9 @@ def lower(v: Vectorizer, op: ops.Dot) -> None:
     v.tiles[op.result] = v.stored(type_, home)
 
 
-def _start(v: Vectorizer, acc: Tile | None, first: Row, rows: int, columns: int, type_: Type):  # type: ignore[no-untyped-def]
+def _start(
+    v: Vectorizer, acc: Tile | None, first: Row, rows: int, columns: int, type_: Type
+) -> list[Value]:
     """Initial sums of a block of rows: zeros, or rows of acc."""
     if acc is None:
         return [v.b.constant(0.0, type_)] * (rows * columns)
@@ -111,13 +112,11 @@ def _bf16_bits(number: float) -> int:
     return int(bits) >> 16
 
 
-def panel_pointer(v: Vectorizer, load: ops.LoadInt4) -> Value:
-    """The first byte of the block of weights that a load_int4 names."""
+def packed_block(v: Vectorizer, load: ops.LoadInt4, k: Value) -> Value:
+    """The first byte of the packed weights of a load_int4, at depth ``k``."""
     b = v.b
-    base, k, n, blocks = (v.scalars[x] for x in (load.base, load.k, load.n, load.k_blocks))
-    block = b.add(
-        b.mul(b.binary("div", n, b.i64(32)), blocks), b.binary("div", k, b.i64(8))
-    )
+    base, n, blocks = (v.scalars[x] for x in (load.base, load.n, load.k_blocks))
+    block = b.add(b.mul(b.binary("div", n, b.i64(32)), blocks), b.binary("div", k, b.i64(8)))
     return b.addptr(base, b.mul(block, b.i64(BLOCK_BYTES)))
 
 
@@ -154,7 +153,7 @@ class Int4Dot:
         self.vectors = 32 // v.lanes
         load = v.defs[self.op.rhs]
         assert isinstance(load, ops.LoadInt4)
-        self.panel = panel_pointer(v, load)
+        self.panel = packed_block(v, load, v.scalars[load.k])
         self.a = bitcast(b, a.pointer, PointerType(BF16))
         self.a_stride = a.stride
         self.use_dp = self.op.lowering == "vdpbf16ps"
@@ -237,9 +236,7 @@ class Int4Dot:
         pointer = bitcast(b, self.panel, PointerType(U32))
         for vector in range(4):
             offset = b.add(b.mul(kb, b.i64(BLOCK_BYTES // 4)), b.i64(8 * vector))
-            words = b.value(
-                hw.VectorLoad, type_, pointer=b.addptr(pointer, offset), mask=None
-            )
+            words = b.value(hw.VectorLoad, type_, pointer=b.addptr(pointer, offset), mask=None)
             for nibble in range(4):
                 weights = []
                 for parity in range(2):
@@ -317,6 +314,3 @@ class Dense:
             body=body,
         )
         return list(loop.results)
-
-
-__all__ = ["U8", "Int4Dot", "int4_pair", "int4_table", "lower", "panel_pointer", "words_at"]

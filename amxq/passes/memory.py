@@ -11,7 +11,6 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from amxq.errors import CompilationError
 from amxq.ir import hardware as hw
 from amxq.ir import ops
 from amxq.ir.ops import Value
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from amxq.passes.vectorize import Vectorizer
 
 
-def source_row(source: tuple[int, ...], target: tuple[int, ...], row: Row) -> Row:
+def source_row(v: Vectorizer, source: tuple[int, ...], target: tuple[int, ...], row: Row) -> Row:
     """The row of a tile of shape ``source`` that a broadcast to ``target`` reads for ``row``."""
     lead, wide = source[:-1], target[:-1]
     if lead == wide:
@@ -30,9 +29,9 @@ def source_row(source: tuple[int, ...], target: tuple[int, ...], row: Row) -> Ro
     if math.prod(lead) == 1:
         return Row(None, 0)
     if row.base is not None:
-        raise CompilationError(
+        raise v.error(
             f"broadcast of {list(source)} to {list(target)} is too large to unroll",
-            hint="use a smaller block",
+            "use a smaller block",
         )
     index, r = 0, row.offset
     stride = 1
@@ -138,13 +137,9 @@ def pointers_of(v: Vectorizer, value: Value) -> Pointers:
     """How a tile of pointers was made."""
     if value in v.pointers:
         return v.pointers[value]
-    loc = v.b.loc
-    raise CompilationError(
+    raise v.error(
         "cannot tell the base of this tile of pointers",
-        file=loc.file,
-        line=loc.line,
-        column=loc.column,
-        hint="form it as pointer + offsets where it is used; carry or choose the offsets instead",
+        "form it as pointer + offsets where it is used; carry or choose the offsets instead",
     )
 
 
@@ -268,8 +263,8 @@ class _Block:
         flat = b.add(row.base, b.i64(row.offset))
         if len(lead) == 1:
             return [flat]
-        extent = b.i64(lead[1])
-        return [b.binary("div", flat, extent), b.binary("mod", flat, extent)]
+        inner = b.i64(lead[1])
+        return [b.binary("div", flat, inner), b.binary("mod", flat, inner)]
 
     def place(self) -> Place | None:
         if self.checked or len(self.shape) != 2:

@@ -12,19 +12,19 @@ How a dot is carried out is in :mod:`amxq.passes.dot_vector` and :mod:`amxq.pass
 
 from __future__ import annotations
 
+import linecache
 import math
 from collections.abc import Callable
 from typing import Any
 
+from amxq.errors import CompilationError
 from amxq.ir import hardware as hw
 from amxq.ir import ops
 from amxq.ir.builder import Builder
 from amxq.ir.ops import Block, Function, Op, Value
-from amxq.ir.types import I64, DType, PointerType, TileType, Type, VectorType, element_of, shape_of
-from amxq.passes import dot_amx, dot_vector, memory
+from amxq.ir.types import I64, DType, PointerType, TileType, VectorType
+from amxq.passes import aliases, control, dot_amx, dot_vector, interleave, memory
 from amxq.passes.tiles import CHUNK, Place, Row, Tile, all_rows, registers
-
-_POINTWISE = (ops.Binary, ops.Compare, ops.Unary, ops.Cast, ops.Select, hw.Fma)
 
 
 def vectorize(function: Function, lanes: int) -> None:
@@ -53,6 +53,14 @@ class Vectorizer:
         self.tile_config: tuple[tuple[int, int], ...] = ()
         self.panels: dict[Value, tuple[Block, Value]] = {}  # int4 tile → where it is dequantised
 
+    def error(self, message: str, hint: str) -> CompilationError:
+        """What is wrong with the operation at hand, for the user."""
+        at = self.b.loc
+        line = linecache.getline(at.file, at.line).rstrip("\n")
+        return CompilationError(
+            message, file=at.file, line=at.line, column=at.column, source_line=line, hint=hint
+        )
+
     # --- the walk -------------------------------------------------------------------------
 
     def block(self, block: Block) -> tuple[Value, ...]:
@@ -61,26 +69,16 @@ class Vectorizer:
             self.b.loc = op.loc
             if isinstance(op, ops.Yield):
                 return op.values
-            if _writes(op):
-                self._settle(op, block.ops[i:])
+            if aliases.writes(op):
+                aliases.settle(self, op, block.ops[i:])
             self.op(op)
         return ()
-
-    def _settle(self, op: Op, rest: list[Op]) -> None:
-        """Copies late tiles that are still needed after ``op`` has written to memory.
-
-        The writing operation itself may consume them, except a loop, which writes repeatedly.
-        """
-        after = rest if ops.regions(op) and isinstance(op, (ops.For, ops.If)) else rest[1:]
-        needed = {v for o in after for v in _operands_inside(o)}
-        for value in [v for v in needed if v in self.tiles and self.tiles[v].late]:
-            self.tiles[value] = self.materialize(self.tiles[value])
 
     def op(self, op: Op) -> None:
         handler: Callable[[Any], None] | None = getattr(self, f"on_{op.name}", None)
         if handler is not None:
             handler(op)
-        elif isinstance(op, _POINTWISE):
+        elif isinstance(op, aliases.POINTWISE):
             self._pointwise(op)
         else:  # scalar operations stay as they are
             self._copy(op)
@@ -169,7 +167,7 @@ class Vectorizer:
         """Calls ``body`` for every row: unrolled when small, else a loop over chunks."""
         chunk = chunk_of(tile.rows)
         if tile.prepare:
-            self._pipelined(tile.prepare, chunk, tile.rows // chunk, body)
+            interleave.pipelined(self, tile.prepare, chunk, tile.rows // chunk, body)
         elif tile.rows <= chunk:
             for r in range(tile.rows):
                 body(Row(None, r))
@@ -182,25 +180,6 @@ class Vectorizer:
             lower, upper, step = (self.b.i64(x) for x in (0, tile.rows, chunk))
             self.b.emit(ops.For, lower=lower, upper=upper, step=step, inits=(), body=loop)
 
-    def _pipelined(
-        self,
-        prepare: Callable[[Row], None],
-        chunk: int,
-        chunks: int,
-        body: Callable[[Row], None],
-    ) -> None:
-        """Consumes chunk i while chunk i + 1 is being produced, instruction by instruction."""
-        prepare(Row(None, 0))
-        for i in range(chunks):
-            consume, produce = Block(), Block()
-            with self.b.inside(consume):
-                for r in range(chunk):
-                    body(Row(None, i * chunk + r))
-            if i + 1 < chunks:
-                with self.b.inside(produce):
-                    prepare(Row(None, (i + 1) * chunk))
-            self.b.block.ops += interleaved(produce.ops, consume.ops)
-
     # --- element-wise ---------------------------------------------------------------------
 
     def _pointwise(self, op: Op) -> None:
@@ -209,14 +188,16 @@ class Vectorizer:
             return
         type_ = op.result.type
         fields = ops.fields_of(op)
-        sources = {k: self.tiles.get(v, self.scalars.get(v)) for k, v in fields.items() if isinstance(v, Value)}
+        sources = {
+            k: self.tiles.get(v, self.scalars.get(v))
+            for k, v in fields.items()
+            if isinstance(v, Value)
+        }
         tiles = [t for t in sources.values() if isinstance(t, Tile)]
         attributes = {k: v for k, v in fields.items() if k not in sources}
 
         def at(row: Row, column: int) -> Value:
-            parts = {
-                k: t.at(row, column) if isinstance(t, Tile) else t for k, t in sources.items()
-            }
+            parts = {k: t.at(row, column) if isinstance(t, Tile) else t for k, t in sources.items()}
             return self.b.value(type(op), tile.part_type(), **parts, **attributes)
 
         tile = Tile(
@@ -320,7 +301,7 @@ class Vectorizer:
         lanes = self.lanes_of(type_)
 
         def at(row: Row, column: int) -> Value:
-            inner = memory.source_row(source.type.shape, shape, row)
+            inner = memory.source_row(self, source.type.shape, shape, row)
             if source.type.shape[-1] == 1 and shape[-1] > 1:
                 return self.splat(source.at(inner, 0), lanes)
             return source.at(inner, column)
@@ -385,151 +366,18 @@ class Vectorizer:
         else:
             dot_vector.lower(self, op)
 
-    # --- control --------------------------------------------------------------------------
+    # --- control (amxq.passes.control) ----------------------------------------------------
 
     def on_for(self, op: ops.For) -> None:
-        lower, upper, step = (self.scalars[v] for v in (op.lower, op.upper, op.step))
-        body = Block((Value(lower.type, op.body.args[0].hint),))
-        self.scalars[op.body.args[0]] = body.args[0]
-        inits: list[Value] = []
-        homes: dict[int, Place] = {}
-        for i, (init, arg) in enumerate(zip(op.inits, op.body.args[1:])):
-            if isinstance(init.type, TileType) and not self.tiles[init].small:
-                homes[i] = self.scratch(init.type)
-                self.tiles[arg] = self.materialize(self.tiles[init], homes[i])
-                continue
-            parts = self._parts(init)
-            args = tuple(Value(p.type, arg.hint) for p in parts)
-            self._bind(arg, list(args))
-            body.args += args
-            inits += parts
-        with self.b.inside(body):
-            values = self.block(op.body)
-            self.b.loc = op.loc
-            self._update_homes(op, values, homes)
-            last = [p for i, v in enumerate(values) if i not in homes for p in self._parts(v)]
-            self.b.emit(ops.Yield, values=tuple(last))
-        loop = self.b.emit(
-            ops.For,
-            *(v.type for v in inits),
-            lower=lower,
-            upper=upper,
-            step=step,
-            inits=tuple(inits),
-            body=body,
-        )
-        results = list(loop.results)
-        for i, result in enumerate(op.results):
-            if i in homes:
-                assert isinstance(result.type, TileType)
-                self.tiles[result] = self.stored(result.type, homes[i])
-            else:
-                count = len(self._parts(op.inits[i]))
-                self._bind(result, results[:count])
-                del results[:count]
-
-    def _update_homes(
-        self, op: ops.For, values: tuple[Value, ...], homes: dict[int, Place]
-    ) -> None:
-        """Writes the next values of carried large tiles, in place where that is safe: each
-        element of the new tile depends on the same element of the old one only."""
-        args = op.body.args[1:]
-        temporary: list[tuple[int, Tile]] = []
-        for i in homes:
-            others = {args[j] for j in homes if j != i}
-            reads = self._reads(values[i])
-            safe = reads.get(args[i], True) and not any(o in reads for o in others)
-            if safe and not any(args[i] in self._reads(values[j]) for j in homes if j != i):
-                self.materialize(self.tiles[values[i]], homes[i])
-            else:
-                temporary.append((i, self.materialize(self.tiles[values[i]])))
-        for i, tile in temporary:
-            self.materialize(tile, homes[i])
-
-    def _reads(self, value: Value) -> dict[Value, bool]:
-        """Carried tiles that a lazily evaluated tile reads → whether at the same index only."""
-        op = self.defs.get(value)
-        if op is None:
-            return {value: True}
-        found: dict[Value, bool] = {}
-        if isinstance(op, (*_POINTWISE, ops.ExpandDims, ops.Broadcast)):
-            same = isinstance(op, _POINTWISE)
-            for operand in ops.operands(op):
-                for leaf, pointwise in self._reads(operand).items():
-                    found[leaf] = found.get(leaf, True) and pointwise and same
-        return found
+        control.for_loop(self, op)
 
     def on_if(self, op: ops.If) -> None:
-        types = [r.type for r in op.results]
-        homes = {
-            i: self.scratch(t)
-            for i, t in enumerate(types)
-            if isinstance(t, TileType) and not self._template(t).small
-        }
-        blocks = []
-        part_types: list[Type] = []
-        for source in (op.then, op.other):
-            block = Block()
-            with self.b.inside(block):
-                values = self.block(source)
-                for i, place in homes.items():
-                    self.materialize(self.tiles[values[i]], place)
-                parts = [p for i, v in enumerate(values) if i not in homes for p in self._parts(v)]
-                self.b.emit(ops.Yield, values=tuple(parts))
-                part_types = [p.type for p in parts]
-            blocks.append(block)
-        branch = self.b.emit(
-            ops.If,
-            *part_types,
-            condition=self.scalars[op.condition],
-            then=blocks[0],
-            other=blocks[1],
-        )
-        results = list(branch.results)
-        for i, result in enumerate(op.results):
-            if i in homes:
-                assert isinstance(result.type, TileType)
-                self.tiles[result] = self.stored(result.type, homes[i])
-            else:
-                template = result.type
-                count = 1
-                if isinstance(template, TileType):
-                    tile = self._template(template)
-                    count = tile.rows * tile.columns
-                self._bind(result, results[:count])
-                del results[:count]
-
-    def _template(self, type_: TileType) -> Tile:
-        return registers(type_, self.lanes_of(type_), [])
-
-    def _parts(self, value: Value) -> list[Value]:
-        """A carried value as scalars and vectors."""
-        if not isinstance(value.type, TileType):
-            return [self.scalars[value]]
-        tile = self.tiles[value]
-        return [tile.at(row, column) for row, column in all_rows(tile)]
-
-    def _bind(self, value: Value, parts: list[Value]) -> None:
-        if isinstance(value.type, TileType):
-            self.tiles[value] = registers(value.type, self.lanes_of(value.type), parts)
-        else:
-            self.scalars[value] = parts[0]
+        control.branch(self, op)
 
 
 def chunk_of(rows: int) -> int:
     """Rows handled in one piece: CHUNK, or the largest divisor of ``rows`` below it."""
     return next(c for c in range(min(CHUNK, rows), 0, -1) if rows % c == 0)
-
-
-def interleaved(first: list[Op], second: list[Op]) -> list[Op]:
-    """Two independent sequences merged evenly, each in its own order."""
-    merged: list[Op] = []
-    done = 0
-    for i, op in enumerate(first):
-        upto = (i + 1) * len(second) // len(first)
-        merged += [op, *second[done:upto]]
-        done = upto
-    return merged + second[done:]
 
 
 def _both(hooks: list[Callable[[Row], None] | None]) -> Callable[[Row], None] | None:
@@ -542,20 +390,3 @@ def _both(hooks: list[Callable[[Row], None] | None]) -> Callable[[Row], None] | 
             hook(row)
 
     return prepare
-
-
-def _writes(op: Op) -> bool:
-    if isinstance(op, (ops.Store, ops.StoreBlock)):
-        return True
-    return any(_writes(inner) for region in ops.regions(op) for inner in region.ops)
-
-
-def _operands_inside(op: Op) -> list[Value]:
-    found = list(ops.operands(op))
-    for region in ops.regions(op):
-        for inner in region.ops:
-            found += _operands_inside(inner)
-    return found
-
-
-__all__ = ["Vectorizer", "element_of", "shape_of", "vectorize"]

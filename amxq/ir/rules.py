@@ -1,0 +1,378 @@
+"""What each operation of tile-IR must satisfy: one function an operation that returns what is
+wrong with it, or None. :data:`RULES` is the table; an operation that is not in it is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from amxq.ir import hardware as hw
+from amxq.ir import ops
+from amxq.ir.ops import Block, Op
+from amxq.ir.types import (
+    BF16,
+    F32,
+    I1,
+    I32,
+    I64,
+    U4,
+    U8,
+    DType,
+    PointerType,
+    TileType,
+    Type,
+    VectorType,
+    element_of,
+    scalar_of,
+    shape_of,
+    with_element,
+)
+
+Rule = Callable[[Any], "str | None"]
+
+
+def _number(type_: Type) -> DType | None:
+    """The element of a scalar, tile or vector of numbers, None for pointers and int4 tiles."""
+    element = element_of(type_)
+    return element if isinstance(element, DType) and element != U4 else None
+
+
+def _like(type_: Type, other: Type) -> bool:
+    """Whether two types differ in their elements at most."""
+    return with_element(type_, I1) == with_element(other, I1)
+
+
+def _arrow(op: Op, *operands: ops.Value) -> str:
+    return f"{', '.join(str(v.type) for v in operands)} -> {op.result.type}"
+
+
+# --- values -----------------------------------------------------------------------------
+
+
+def _constant(op: ops.Constant) -> str | None:
+    type_, element = op.result.type, _number(op.result.type)
+    if element is None:
+        return f"a constant of type {type_}"
+    values = op.value if isinstance(op.value, tuple) else (op.value,)
+    if isinstance(op.value, tuple):
+        if not isinstance(type_, VectorType) or len(values) != type_.lanes:
+            return "lanes do not match the vector"
+    for value in values:
+        if not (isinstance(value, float) if element.is_float else element.holds(value)):
+            return f"{value!r} does not fit {element}"
+    return None
+
+
+def _arange(op: ops.Arange) -> str | None:
+    fits = len(shape_of(op.result.type)) == 1 and element_of(op.result.type) == I32
+    return None if fits else f"arange is {op.result.type}"
+
+
+def _grid(op: ops.ProgramId | ops.NumPrograms) -> str | None:
+    if op.axis not in (0, 1, 2):
+        return f"axis {op.axis} of the grid"
+    return None if op.result.type == I32 else f"it is an i32, not {op.result.type}"
+
+
+def _binary(op: ops.Binary) -> str | None:
+    if op.kind not in ops.BINARY:
+        return f"unknown kind {op.kind}"
+    if not op.lhs.type == op.rhs.type == op.result.type:
+        return f"types differ: {_arrow(op, op.lhs, op.rhs)}"
+    element = _number(op.lhs.type)
+    if element is None:
+        return f"needs numbers, got {op.lhs.type}"
+    if op.kind in ("and", "or", "xor", "shl", "shr") and element.is_float:
+        return f"{op.kind} needs integers, got {op.lhs.type}"
+    return None
+
+
+def _compare(op: ops.Compare) -> str | None:
+    if op.kind not in ops.COMPARE or op.lhs.type != op.rhs.type or not _number(op.lhs.type):
+        return f"{op.kind} of {op.lhs.type} and {op.rhs.type}"
+    return None if op.result.type == with_element(op.lhs.type, I1) else "result must be i1"
+
+
+def _unary(op: ops.Unary) -> str | None:
+    element = _number(op.operand.type)
+    if op.kind not in ops.UNARY:
+        return f"unknown kind {op.kind}"
+    if element is None or op.operand.type != op.result.type:
+        return _arrow(op, op.operand)
+    if op.kind in ("sqrt", "floor", "ceil") and not element.is_float:
+        return f"{op.kind} needs floats, got {op.operand.type}"
+    return None
+
+
+def _cast(op: ops.Cast) -> str | None:
+    numbers = _number(op.operand.type) and _number(op.result.type)
+    return None if numbers and _like(op.operand.type, op.result.type) else _arrow(op, op.operand)
+
+
+def _select(op: ops.Select) -> str | None:
+    if not op.then.type == op.other.type == op.result.type:
+        return f"branches differ: {op.then.type}, {op.other.type}"
+    if op.condition.type not in (I1, with_element(op.then.type, I1)):
+        return f"condition is {op.condition.type}"
+    return None
+
+
+# --- shapes -----------------------------------------------------------------------------
+
+
+def _splat(op: ops.Splat) -> str | None:
+    fits = op.operand.type == element_of(op.result.type) and op.result.type != op.operand.type
+    return None if fits else _arrow(op, op.operand)
+
+
+def _expand_dims(op: ops.ExpandDims) -> str | None:
+    shape, new = shape_of(op.operand.type), shape_of(op.result.type)
+    same = element_of(op.operand.type) == element_of(op.result.type)
+    if same and shape and new == (*shape[: op.axis], 1, *shape[op.axis :]):
+        return None
+    return f"{_arrow(op, op.operand)} at axis {op.axis}"
+
+
+def _broadcast(op: ops.Broadcast) -> str | None:
+    shape, new = shape_of(op.operand.type), shape_of(op.result.type)
+    same = element_of(op.operand.type) == element_of(op.result.type)
+    fits = len(shape) == len(new) and all(i in (1, j) for i, j in zip(shape, new, strict=True))
+    return None if same and shape and fits else _arrow(op, op.operand)
+
+
+def _reduce(op: ops.Reduce) -> str | None:
+    if op.kind not in ("add", "min", "max"):
+        return f"unknown kind {op.kind}"
+    shape, element = shape_of(op.operand.type), _number(op.operand.type)
+    if not shape or element is None:
+        return f"needs a tile of numbers, got {op.operand.type}"
+    result = TileType(shape[:-1], element) if len(shape) > 1 else element
+    return None if op.result.type == result else _arrow(op, op.operand)
+
+
+# --- multiplication ---------------------------------------------------------------------
+
+
+def _dot(op: ops.Dot) -> str | None:
+    lhs, rhs, out = op.lhs.type, op.rhs.type, op.result.type
+    tiles = isinstance(lhs, TileType) and isinstance(rhs, TileType) and isinstance(out, TileType)
+    if not tiles or not (len(shape_of(lhs)) == len(shape_of(rhs)) == 2):
+        return f"needs two tiles of rank 2, got {lhs} and {rhs}"
+    (m, k), (k2, n) = shape_of(lhs), shape_of(rhs)
+    if k != k2 or out != TileType((m, n), F32):
+        return f"{lhs} times {rhs} gives {out}"
+    if op.lowering not in ("", "amx", "vdpbf16ps", "fma"):
+        return f"unknown lowering {op.lowering}"
+    return None if op.acc is None or op.acc.type == out else f"acc is {op.acc.type}"
+
+
+def _load_int4(op: ops.LoadInt4) -> str | None:
+    shape = shape_of(op.result.type)
+    if element_of(op.result.type) != U4 or len(shape) != 2 or shape[0] % 8 or shape[1] % 32:
+        return f"needs tile<8·i x 32·j x u4>, got {op.result.type}"
+    if op.base.type != PointerType(U8):
+        return f"base is {op.base.type}"
+    return None if op.k.type == op.n.type == op.k_blocks.type == I64 else "k, n, k_blocks are i64"
+
+
+# --- memory -----------------------------------------------------------------------------
+
+
+def _addptr(op: ops.AddPtr) -> str | None:
+    pointer, offset = op.pointer.type, op.offset.type
+    fits = isinstance(element_of(pointer), PointerType) and _like(pointer, offset)
+    if fits and element_of(offset) == I64 and op.result.type == pointer:
+        return None
+    return f"needs a pointer and i64: {_arrow(op, op.pointer, op.offset)}"
+
+
+def _access(op: ops.Load | ops.Store) -> str | None:
+    value = op.result if isinstance(op, ops.Load) else op.value
+    pointee = element_of(op.pointer.type)
+    if not isinstance(pointee, PointerType) or pointee.element != element_of(value.type):
+        return f"{op.pointer.type} does not address {value.type}"
+    if shape_of(op.pointer.type) != shape_of(value.type):
+        return f"shapes of {op.pointer.type} and {value.type} differ"
+    if op.mask is not None and op.mask.type != with_element(value.type, I1):
+        return f"mask is {op.mask.type}"
+    if isinstance(op, ops.Load) and op.other is not None and op.other.type != value.type:
+        return f"other is {op.other.type}"
+    return None
+
+
+def _block_access(op: ops.LoadBlock | ops.StoreBlock) -> str | None:
+    tile = op.result.type if isinstance(op, ops.LoadBlock) else op.value.type
+    rank, element = len(shape_of(tile)), _number(tile)
+    if not rank or not rank == len(op.offsets) == len(op.strides) == len(op.bounds):
+        return f"{tile} with {len(op.offsets)} offsets, {len(op.bounds)} bounds"
+    if element is None or op.base.type != PointerType(element):
+        return f"{op.base.type} does not address {tile}"
+    if any(v.type != I64 for v in (*op.offsets, *op.strides, *op.bounds)):
+        return "offsets, strides and bounds are i64"
+    return None if all(0 <= d < rank for d in op.checked) else f"checked={op.checked}"
+
+
+# --- control ----------------------------------------------------------------------------
+
+
+def _for(op: ops.For) -> str | None:
+    carried = [v.type for v in op.inits]
+    if not (op.lower.type == op.upper.type == op.step.type == op.body.args[0].type):
+        return "bounds, step and index differ in type"
+    if not isinstance(op.lower.type, DType) or op.lower.type.kind != "int":
+        return f"the index is {op.lower.type}"
+    if [a.type for a in op.body.args[1:]] != carried or [r.type for r in op.results] != carried:
+        return "carried types differ"
+    return yields(op.body, carried)
+
+
+def _if(op: ops.If) -> str | None:
+    types = [r.type for r in op.results]
+    if op.condition.type != I1:
+        return f"condition is {op.condition.type}"
+    return yields(op.then, types) or yields(op.other, types)
+
+
+def yields(block: Block, types: list[Type]) -> str | None:
+    """What is wrong with a block that must yield values of these types."""
+    last = block.ops[-1] if block.ops else None
+    if not isinstance(last, ops.Yield):
+        return "region does not end with yield"
+    return None if [v.type for v in last.values] == types else "yield does not match the results"
+
+
+# --- vectors and tile registers -----------------------------------------------------------
+
+
+def _vector_memory(op: hw.VectorLoad | hw.VectorStore) -> str | None:
+    value = op.result if isinstance(op, hw.VectorLoad) else op.value
+    element = _number(value.type)
+    if element is None or op.pointer.type != PointerType(element):
+        return f"{op.pointer.type} does not address {value.type}"
+    if op.mask is not None and op.mask.type != with_element(value.type, I1):
+        return f"mask is {op.mask.type}"
+    return None
+
+
+def _gather_scatter(op: hw.Gather | hw.Scatter) -> str | None:
+    value = op.result if isinstance(op, hw.Gather) else op.value
+    if not isinstance(value.type, VectorType) or op.offsets.type != with_element(value.type, I64):
+        return f"offsets {op.offsets.type} of {value.type}"
+    if op.pointer.type != PointerType(value.type.element):
+        return f"{op.pointer.type} does not address {value.type}"
+    mask = op.mask
+    return None if mask is None or _like(mask.type, value.type) else f"mask is {mask.type}"
+
+
+def _scratch(op: hw.Scratch) -> str | None:
+    fits = isinstance(op.result.type, PointerType) and op.bytes > 0
+    return None if fits else f"{op.bytes} bytes of {op.result.type}"
+
+
+def _prefetch(op: hw.Prefetch) -> str | None:
+    fits = isinstance(op.pointer.type, PointerType) and op.locality in (0, 1, 2, 3)
+    return None if fits else f"{op.pointer.type} with locality {op.locality}"
+
+
+def _extract(op: hw.Extract) -> str | None:
+    vector = op.vector.type
+    if not isinstance(vector, VectorType) or op.result.type != vector.element:
+        return _arrow(op, op.vector)
+    return None if 0 <= op.lane < vector.lanes else f"lane {op.lane} of {vector}"
+
+
+def _horizontal(op: hw.Horizontal) -> str | None:
+    vector = op.vector.type
+    if op.kind not in ("add", "min", "max"):
+        return f"unknown kind {op.kind}"
+    if not isinstance(vector, VectorType) or op.result.type != vector.element:
+        return _arrow(op, op.vector)
+    return "lanes are not a power of two" if vector.lanes & (vector.lanes - 1) else None
+
+
+def _bitcast(op: hw.Bitcast) -> str | None:
+    one, other = op.operand.type, op.result.type
+    if isinstance(one, PointerType) and isinstance(other, PointerType):
+        return None
+    fits = _bits(one) == _bits(other) is not None
+    return None if fits else _arrow(op, op.operand)
+
+
+def _bits(type_: Type) -> int | None:
+    if isinstance(type_, DType):
+        return type_.bits
+    return type_.lanes * type_.element.bits if isinstance(type_, VectorType) else None
+
+
+def _fma(op: hw.Fma) -> str | None:
+    if not op.a.type == op.b.type == op.c.type == op.result.type:
+        return f"types differ: {_arrow(op, op.a, op.b, op.c)}"
+    element = _number(op.a.type)
+    return None if element is not None and element.is_float else f"needs floats, got {op.a.type}"
+
+
+def _vpermw(op: hw.Vpermw) -> str | None:
+    types = (op.table.type, op.index.type, op.result.type)
+    wide = all(isinstance(t, VectorType) and t.lanes == 32 for t in types)
+    if wide and all(scalar_of(t).bits == 16 for t in types):
+        return None
+    return "needs three vectors of 32 16-bit lanes"
+
+
+def _vdpbf16ps(op: hw.Vdpbf16ps) -> str | None:
+    wide, pairs = VectorType(16, F32), VectorType(32, BF16)
+    ok = op.acc.type == op.result.type == wide and op.a.type == op.b.type == pairs
+    return None if ok else _arrow(op, op.acc, op.a, op.b)
+
+
+def _tile_memory(op: hw.TileLoad | hw.TileStore) -> str | None:
+    if not isinstance(op.pointer.type, PointerType):
+        return f"pointer is {op.pointer.type}"
+    return None if op.stride.type == I64 else f"stride is {op.stride.type}, expected i64"
+
+
+def _always(op: Op) -> None:
+    """Nothing but what holds for every operation."""
+
+
+RULES: dict[type[Op], Rule] = {
+    ops.Constant: _constant,
+    ops.Arange: _arange,
+    ops.ProgramId: _grid,
+    ops.NumPrograms: _grid,
+    ops.Binary: _binary,
+    ops.Compare: _compare,
+    ops.Unary: _unary,
+    ops.Cast: _cast,
+    ops.Select: _select,
+    ops.Splat: _splat,
+    ops.ExpandDims: _expand_dims,
+    ops.Broadcast: _broadcast,
+    ops.Reduce: _reduce,
+    ops.Dot: _dot,
+    ops.LoadInt4: _load_int4,
+    ops.AddPtr: _addptr,
+    ops.Load: _access,
+    ops.Store: _access,
+    ops.LoadBlock: _block_access,
+    ops.StoreBlock: _block_access,
+    ops.For: _for,
+    ops.If: _if,
+    ops.Yield: _always,
+    hw.VectorLoad: _vector_memory,
+    hw.VectorStore: _vector_memory,
+    hw.Gather: _gather_scatter,
+    hw.Scatter: _gather_scatter,
+    hw.Scratch: _scratch,
+    hw.Prefetch: _prefetch,
+    hw.Extract: _extract,
+    hw.Horizontal: _horizontal,
+    hw.Bitcast: _bitcast,
+    hw.Fma: _fma,
+    hw.Vpermw: _vpermw,
+    hw.Vdpbf16ps: _vdpbf16ps,
+    hw.TileZero: _always,
+    hw.TileLoad: _tile_memory,
+    hw.TileStore: _tile_memory,
+    hw.Tdpbf16ps: _always,
+}

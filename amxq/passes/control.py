@@ -1,0 +1,164 @@
+"""Vectorisation of loops and branches: what happens to the tiles that they carry.
+
+A small carried tile becomes one loop-carried vector for each of its parts:
+
+Before:  %r = for lower=%a upper=%b step=%c inits=(%t) { ^(%i: i32, %x: tile<2x16xf32>) … }
+After:   %r0, %r1 = for lower=%a upper=%b step=%c inits=(%t0, %t1)
+                       { ^(%i: i32, %x0: vec<16xf32>, %x1: vec<16xf32>) … }
+
+A large one has a home in scratch memory: written before the loop, updated at the end of each
+iteration, in place where every element depends on the same element only, read after the loop.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from amxq.ir import ops
+from amxq.ir.ops import Block, Value
+from amxq.ir.types import PointerType, TileType, Type, element_of
+from amxq.passes.aliases import POINTWISE
+from amxq.passes.tiles import Place, Tile, all_rows, registers
+
+if TYPE_CHECKING:
+    from amxq.passes.vectorize import Vectorizer
+
+
+def for_loop(v: Vectorizer, op: ops.For) -> None:
+    lower, upper, step = (v.scalars[x] for x in (op.lower, op.upper, op.step))
+    body = Block((Value(lower.type, op.body.args[0].hint),))
+    v.scalars[op.body.args[0]] = body.args[0]
+    inits: list[Value] = []
+    homes: dict[int, Place] = {}
+    for i, (init, arg) in enumerate(zip(op.inits, op.body.args[1:], strict=True)):
+        _check_carried(v, arg)
+        if isinstance(init.type, TileType) and not v.tiles[init].small:
+            homes[i] = v.scratch(init.type)
+            v.tiles[arg] = v.materialize(v.tiles[init], homes[i])
+            continue
+        parts = _parts(v, init)
+        args = tuple(Value(p.type, arg.hint) for p in parts)
+        _bind(v, arg, list(args))
+        body.args += args
+        inits += parts
+    with v.b.inside(body):
+        values = v.block(op.body)
+        v.b.loc = op.loc
+        _update_homes(v, op, values, homes)
+        last = [p for i, x in enumerate(values) if i not in homes for p in _parts(v, x)]
+        v.b.emit(ops.Yield, values=tuple(last))
+    loop = v.b.emit(
+        ops.For,
+        *(x.type for x in inits),
+        lower=lower,
+        upper=upper,
+        step=step,
+        inits=tuple(inits),
+        body=body,
+    )
+    _bind_results(v, op.results, homes, list(loop.results))
+
+
+def branch(v: Vectorizer, op: ops.If) -> None:
+    homes: dict[int, Place] = {}
+    for i, result in enumerate(op.results):
+        _check_carried(v, result)
+        if isinstance(result.type, TileType) and not _template(v, result.type).small:
+            homes[i] = v.scratch(result.type)
+    blocks = []
+    part_types: list[Type] = []
+    for source in (op.then, op.other):
+        block = Block()
+        with v.b.inside(block):
+            values = v.block(source)
+            for i, place in homes.items():
+                v.materialize(v.tiles[values[i]], place)
+            parts = [p for i, x in enumerate(values) if i not in homes for p in _parts(v, x)]
+            v.b.emit(ops.Yield, values=tuple(parts))
+            part_types = [p.type for p in parts]
+        blocks.append(block)
+    both = v.b.emit(
+        ops.If,
+        *part_types,
+        condition=v.scalars[op.condition],
+        then=blocks[0],
+        other=blocks[1],
+    )
+    _bind_results(v, op.results, homes, list(both.results))
+
+
+def _check_carried(v: Vectorizer, value: Value) -> None:
+    if isinstance(value.type, TileType) and isinstance(element_of(value.type), PointerType):
+        raise v.error(
+            f"{value.hint} is a tile of pointers, which loops and branches do not carry",
+            "carry the offsets, and add the pointer where it is used",
+        )
+
+
+def _update_homes(
+    v: Vectorizer, op: ops.For, values: tuple[Value, ...], homes: dict[int, Place]
+) -> None:
+    """Writes the next values of carried large tiles, in place where that is safe: each element
+    of the new tile depends on the same element of the old one only."""
+    args = op.body.args[1:]
+    temporary: list[tuple[int, Tile]] = []
+    for i in homes:
+        others = {args[j] for j in homes if j != i}
+        reads = _reads(v, values[i])
+        safe = reads.get(args[i], True) and not any(o in reads for o in others)
+        if safe and not any(args[i] in _reads(v, values[j]) for j in homes if j != i):
+            v.materialize(v.tiles[values[i]], homes[i])
+        else:
+            temporary.append((i, v.materialize(v.tiles[values[i]])))
+    for i, tile in temporary:
+        v.materialize(tile, homes[i])
+
+
+def _reads(v: Vectorizer, value: Value) -> dict[Value, bool]:
+    """Carried tiles that a lazily evaluated tile reads → whether at the same index only."""
+    op = v.defs.get(value)
+    if op is None:
+        return {value: True}
+    found: dict[Value, bool] = {}
+    if isinstance(op, (*POINTWISE, ops.ExpandDims, ops.Broadcast)):
+        same = isinstance(op, POINTWISE)
+        for operand in ops.operands(op):
+            for leaf, pointwise in _reads(v, operand).items():
+                found[leaf] = found.get(leaf, True) and pointwise and same
+    return found
+
+
+def _template(v: Vectorizer, type_: TileType) -> Tile:
+    return registers(type_, v.lanes_of(type_), [])
+
+
+def _parts(v: Vectorizer, value: Value) -> list[Value]:
+    """A carried value as scalars and vectors."""
+    if not isinstance(value.type, TileType):
+        return [v.scalars[value]]
+    tile = v.tiles[value]
+    return [tile.at(row, column) for row, column in all_rows(tile)]
+
+
+def _bind(v: Vectorizer, value: Value, parts: list[Value]) -> None:
+    if isinstance(value.type, TileType):
+        v.tiles[value] = registers(value.type, v.lanes_of(value.type), parts)
+    else:
+        v.scalars[value] = parts[0]
+
+
+def _bind_results(
+    v: Vectorizer, results: tuple[Value, ...], homes: dict[int, Place], parts: list[Value]
+) -> None:
+    """Binds each result to its home, or to as many of the parts as it is made of."""
+    for i, result in enumerate(results):
+        if i in homes:
+            assert isinstance(result.type, TileType)
+            v.tiles[result] = v.stored(result.type, homes[i])
+            continue
+        count = 1
+        if isinstance(result.type, TileType):
+            tile = _template(v, result.type)
+            count = tile.rows * tile.columns
+        _bind(v, result, parts[:count])
+        del parts[:count]

@@ -1,0 +1,63 @@
+"""INT4 panels in AMX tile form.
+
+A block [K, 32] of packed weights becomes K/D x 2 B tiles (D/2 rows of 64 bytes) in scratch
+memory, by VPERMW. Tile loads of freshly stored lines stall unless two tiles lie between (Emerald
+Rapids, 2026-11-30: 38 cycles against 8), which is why a whole panel is written before the first
+multiplication. Writing the next panel meanwhile, instruction by instruction, gained nothing
+there (M = 1 to 512): the out-of-order core overlaps the two by itself.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from amxq.ir import hardware as hw
+from amxq.ir import ops
+from amxq.ir.ops import Value
+from amxq.ir.types import U8, U16, PointerType
+from amxq.passes.dot_vector import (
+    BLOCK_BYTES,
+    bitcast,
+    int4_pair,
+    int4_table,
+    packed_block,
+    words_at,
+)
+
+if TYPE_CHECKING:
+    from amxq.passes.vectorize import Vectorizer
+
+PREFETCH = 4096
+"""Bytes ahead of the weight stream: from memory, one row, 9 to 10 → 12 GB/s (Emerald Rapids,
+2026-11-30, docs/amx.md)."""
+
+
+def dequantise(v: Vectorizer, source: Value, panel: Value, depth: int, k: int) -> None:
+    """Emits the work for one block: ``source`` (u8) packed, ``panel`` (u8) [K/D][2] tiles."""
+    b = v.b
+    table = int4_table(b)
+    per_tile = k // 8
+    for kb in range(depth // 8):
+        step, row = kb // per_tile, kb % per_tile * 4
+        for half in range(2):
+            ahead = b.addptr(source, b.i64(kb * BLOCK_BYTES + 64 * half + PREFETCH))
+            b.emit(hw.Prefetch, pointer=ahead, locality=3)
+            words = words_at(b, source, b.i64(kb), half)
+            for nibble in range(4):
+                offset = (2 * step + half) * 32 * k + (row + nibble) * 64
+                pointer = bitcast(b, b.addptr(panel, b.i64(offset)), PointerType(U16))
+                value = int4_pair(b, table, words, nibble)
+                b.emit(hw.VectorStore, pointer=pointer, value=value, mask=None)
+
+
+def panel_of(v: Vectorizer, value: Value, depth: int, k: int) -> Value:
+    """The panel (u8) of an int4 tile, written by an earlier dot of this block or now."""
+    known = v.panels.get(value)
+    if known is not None and known[0] is v.b.block:
+        return known[1]
+    load = v.defs[value]
+    assert isinstance(load, ops.LoadInt4)
+    panel = v.b.value(hw.Scratch, PointerType(U8), bytes=depth * 64)
+    dequantise(v, packed_block(v, load, v.scalars[load.k]), panel, depth, k)
+    v.panels[value] = (v.b.block, panel)
+    return panel

@@ -1,0 +1,112 @@
+"""Compiled kernels on disk: what a second process compiles, and what it does not trust."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = '''
+import sys, torch, amxq, amxq.language as tl
+import amxq.codegen.compile as compile_module
+
+@amxq.jit
+def add_one(x, N: tl.constexpr):
+    at = x + tl.arange(0, N)
+    tl.store(at, tl.load(at) + 1)
+
+compiled = 0
+optimise = compile_module.optimise
+
+def counting(*args):
+    global compiled
+    compiled += 1
+    return optimise(*args)
+
+compile_module.optimise = counting
+for n in (16, 32):
+    x = torch.zeros(n)
+    add_one[(1,)](x, N=n)
+    assert (x == 1).all()
+kernel = add_one.warmup(torch.float32, N=16)
+if len(sys.argv) > 1:
+    print(len(kernel.asm[sys.argv[1]]))
+print(compiled)
+'''
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def compiled(script: Path, *args: str, **environment: str) -> int:
+    """How often a fresh process compiled."""
+    root = str(Path(__file__).resolve().parents[2])
+    env = os.environ | {
+        "AMXQ_CACHE_DIR": str(script.parent / "objects"),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]),
+    }
+    env |= environment
+    done = subprocess.run(
+        [sys.executable, str(script), *args], env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout.splitlines()[-1])
+
+
+def entries(script: Path) -> list[Path]:
+    return sorted(p for p in (script.parent / "objects").rglob("*") if p.is_file())
+
+
+def test_a_second_process_compiles_nothing_and_trusts_nothing_damaged(script: Path) -> None:
+    assert compiled(script) == 2
+    assert compiled(script) == 0
+    before = {p: p.read_bytes() for p in entries(script)}
+    assert len(before) >= 2
+    first, second = sorted(before, key=lambda p: -len(before[p]))[:2]
+    first.write_bytes(before[first][: len(before[first]) // 2])
+    damaged = bytearray(before[second])
+    damaged[-40] ^= 1
+    second.write_bytes(damaged)
+    assert compiled(script) == 2
+    assert compiled(script) == 0
+    assert {p: p.read_bytes() for p in entries(script)} == before
+
+
+def test_another_target_or_compiler_is_another_object(script: Path) -> None:
+    assert compiled(script, AMXQ_TARGET="avx2") == 2
+    assert compiled(script, AMXQ_TARGET="avx2") == 0
+    assert compiled(script, AMXQ_TARGET="auto") in (0, 2)  # 0 where avx2 is the best there is
+    assert compiled(script, AMXQ_TARGET="avx2", AMXQ_ALWAYS_COMPILE="1") == 2
+
+
+def test_stages_of_a_cached_kernel_are_made_when_asked_for(script: Path) -> None:
+    assert compiled(script) == 2
+    assert compiled(script, "obj") == 0
+    assert compiled(script, "asm") == 1
+
+
+def test_dump_writes_every_stage(script: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "dump"
+    assert compiled(script) == 2
+    assert compiled(script, AMXQ_KERNEL_DUMP=str(folder), AMXQ_TARGET="avx2") == 2
+    kernels = sorted(folder.iterdir())
+    assert [k.name[:14] for k in kernels] == ["add_one-avx2-" + k.name[13] for k in kernels]
+    assert len(kernels) == 2
+    for kernel in kernels:
+        assert {p.name for p in kernel.iterdir()} == {
+            "kernel.tir",
+            "kernel.llir",
+            "kernel.asm",
+            "kernel.obj",
+        }
+        assert "// after vectorize" in (kernel / "kernel.tir").read_text()
+        assert (kernel / "kernel.obj").read_bytes().startswith(b"\x7fELF")
+

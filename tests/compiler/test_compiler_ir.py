@@ -1,0 +1,511 @@
+"""Tile-IR itself: what the verifier refuses, and what the printer writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import amxq
+import amxq.language as tl
+from amxq.errors import CompilationError
+from amxq.frontend.code_generator import generate
+from amxq.ir import hardware as hw
+from amxq.ir import ops
+from amxq.ir.builder import Builder
+from amxq.ir.ops import Block, Function, Value
+from amxq.ir.printer import print_function
+from amxq.ir.types import (
+    BF16,
+    F32,
+    I1,
+    I32,
+    I64,
+    U4,
+    U8,
+    U16,
+    PointerType,
+    TileType,
+    VectorType,
+)
+from amxq.ir.verifier import verify
+
+P = PointerType(F32)
+TILE = TileType((4, 16), F32)
+
+
+def function(
+    build: Callable[[Builder, dict[str, Value]], object], tiles: object = ()
+) -> Function:
+    """A function whose body ``build`` writes; its parameters are p, q (pointers) and n, m."""
+    names = {"p": P, "q": PointerType(U8), "n": I32, "m": I64, "c": I1, "f": F32}
+    params = {name: Value(type_, name) for name, type_ in names.items()}
+    body = Block()
+    b = Builder(body)
+    build(b, params)
+    body.ops.append(ops.build(ops.Yield, (), ops.UNKNOWN, values=()))
+    return Function("f", tuple(params.values()), body, tiles)  # type: ignore[arg-type]
+
+
+def refused(
+    message: str, build: Callable[[Builder, dict[str, Value]], object], tiles: object = ()
+) -> None:
+    with pytest.raises(CompilationError, match=message) as caught:
+        verify(function(build, tiles), "a test")
+    assert "the IR after a test is not valid" in caught.value.message
+    assert "report it" in caught.value.hint
+
+
+ALL_TILES = ((16, 64),) * 8
+
+
+# --- tile registers ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "tiles", [((16, 64),) * 9, ((17, 64),), ((16, 68),), ((0, 64),), ((16, 0),), ((4, 6),)]
+)
+def test_tile_configurations_outside_of_palette_1(tiles: object) -> None:
+    refused("tile configuration .* is outside palette 1", lambda b, v: None, tiles)
+
+
+@pytest.mark.parametrize("t", [-1, 8, 100, True, "0"])
+def test_tile_numbers(t: object) -> None:
+    refused("tile number of", lambda b, v: b.emit(hw.TileZero, t=t), ALL_TILES)
+
+
+def test_tiles_that_are_not_configured() -> None:
+    refused("not configured .2 tiles", lambda b, v: b.emit(hw.TileZero, t=2), ALL_TILES[:2])
+    refused("not configured .0 tiles", lambda b, v: b.emit(hw.TileZero, t=0))
+
+
+@pytest.mark.parametrize(
+    ("c", "a", "b"), [(0, 0, 1), (0, 1, 1), (0, 1, 0), (3, 1, 2), (0, 4, 2), (0, 1, 5)]
+)
+def test_tiles_that_do_not_multiply(c: int, a: int, b: int) -> None:
+    tiles = ((8, 64), (8, 32), (8, 64), (7, 64), (8, 64), (16, 64))
+    good = function(lambda e, v: e.emit(hw.Tdpbf16ps, c=0, a=1, b=2), tiles)
+    verify(good, "a test")
+    refused("do not fit", lambda e, v: e.emit(hw.Tdpbf16ps, c=c, a=a, b=b), tiles)
+
+
+def test_tile_addresses() -> None:
+    for cls in (hw.TileLoad, hw.TileStore):
+        refused(
+            "pointer",
+            lambda b, v, cls=cls: b.emit(cls, t=0, pointer=v["n"], stride=v["m"]),
+            ALL_TILES,
+        )
+        refused(
+            "stride",
+            lambda b, v, cls=cls: b.emit(cls, t=0, pointer=v["p"], stride=v["n"]),
+            ALL_TILES,
+        )
+
+
+# --- values -----------------------------------------------------------------------------
+
+
+def splat(b: Builder, v: Value, type_: TileType | VectorType = TILE) -> Value:
+    return b.value(ops.Splat, type_, operand=v)
+
+
+VEC = VectorType(16, F32)
+WRONG: dict[str, tuple[str, Callable[[Builder, dict[str, Value]], object]]] = {
+    "types of a sum": (
+        "types differ: i32, i64",
+        lambda b, v: b.value(ops.Binary, I32, kind="add", lhs=v["n"], rhs=v["m"]),
+    ),
+    "kind of a binary": (
+        "unknown kind pow",
+        lambda b, v: b.value(ops.Binary, I32, kind="pow", lhs=v["n"], rhs=v["n"]),
+    ),
+    "pointers in a sum": (
+        "needs numbers",
+        lambda b, v: b.value(ops.Binary, P, kind="add", lhs=v["p"], rhs=v["p"]),
+    ),
+    "bits of floats": (
+        "xor needs integers",
+        lambda b, v: b.value(ops.Binary, F32, kind="xor", lhs=v["f"], rhs=v["f"]),
+    ),
+    "result of a comparison": (
+        "result must be i1",
+        lambda b, v: b.value(ops.Compare, I32, kind="lt", lhs=v["n"], rhs=v["n"]),
+    ),
+    "kind of a comparison": (
+        "spaceship",
+        lambda b, v: b.value(ops.Compare, I1, kind="spaceship", lhs=v["n"], rhs=v["n"]),
+    ),
+    "branches of a select": (
+        "branches differ",
+        lambda b, v: b.value(ops.Select, I32, condition=v["c"], then=v["n"], other=v["m"]),
+    ),
+    "condition of a select": (
+        "condition is i32",
+        lambda b, v: b.value(ops.Select, I32, condition=v["n"], then=v["n"], other=v["n"]),
+    ),
+    "float in an integer constant": (
+        "1.5 does not fit i32",
+        lambda b, v: b.value(ops.Constant, I32, value=1.5),
+    ),
+    "integer in a float constant": (
+        "1 does not fit f32",
+        lambda b, v: b.value(ops.Constant, F32, value=1),
+    ),
+    "constant out of range": (
+        "300 does not fit u8",
+        lambda b, v: b.value(ops.Constant, U8, value=300),
+    ),
+    "constant of a pointer": (
+        "a constant of type ptr",
+        lambda b, v: b.value(ops.Constant, P, value=0),
+    ),
+    "lanes of a constant": (
+        "lanes do not match",
+        lambda b, v: b.value(ops.Constant, VectorType(4, I32), value=(1, 2, 3)),
+    ),
+    "splat of another type": (
+        "i32 -> tile",
+        lambda b, v: b.value(ops.Splat, TILE, operand=v["n"]),
+    ),
+    "unary kind": ("unknown kind sin", lambda b, v: b.value(ops.Unary, F32, kind="sin", operand=v["f"])),
+    "root of an integer": (
+        "sqrt needs floats",
+        lambda b, v: b.value(ops.Unary, I32, kind="sqrt", operand=v["n"]),
+    ),
+    "type of a unary": (
+        "f32 -> i32",
+        lambda b, v: b.value(ops.Unary, I32, kind="neg", operand=v["f"]),
+    ),
+    "cast of a pointer": ("ptr<f32> -> i64", lambda b, v: b.value(ops.Cast, I64, operand=v["p"])),
+    "cast that changes the shape": (
+        "f32 -> tile",
+        lambda b, v: b.value(ops.Cast, TILE, operand=v["f"]),
+    ),
+    "broadcast of another rank": (
+        "tile<16xf32> -> tile<4x16xf32>",
+        lambda b, v: b.value(ops.Broadcast, TILE, operand=splat(b, v["f"], TileType((16,), F32))),
+    ),
+    "broadcast of a dimension above 1": (
+        "tile<2x16xf32> -> tile<4x16xf32>",
+        lambda b, v: b.value(ops.Broadcast, TILE, operand=splat(b, v["f"], TileType((2, 16), F32))),
+    ),
+    "axis of a new dimension": (
+        "axis 1",
+        lambda b, v: b.value(
+            ops.ExpandDims,
+            TileType((1, 4, 16), F32),
+            operand=splat(b, v["f"]),
+            axis=1,
+        ),
+    ),
+    "reduction's result": (
+        "tile<4x16xf32> -> tile<16xf32>",
+        lambda b, v: b.value(
+            ops.Reduce, TileType((16,), F32), kind="add", operand=splat(b, v["f"])
+        ),
+    ),
+    "reduction's kind": (
+        "unknown kind mul",
+        lambda b, v: b.value(
+            ops.Reduce, TileType((4,), F32), kind="mul", operand=splat(b, v["f"])
+        ),
+    ),
+    "axis of the grid": ("axis 3", lambda b, v: b.value(ops.ProgramId, I32, axis=3)),
+    "type of a program's number": (
+        "i64",
+        lambda b, v: b.value(ops.NumPrograms, I64, axis=0),
+    ),
+    "type of an arange": ("f32", lambda b, v: b.value(ops.Arange, TILE, start=0)),
+    # --- multiplication
+    "shapes of a dot": (
+        "gives tile<4x4xf32>",
+        lambda b, v: b.value(
+            ops.Dot,
+            TileType((4, 4), F32),
+            lhs=splat(b, v["f"]),
+            rhs=splat(b, v["f"]),
+            acc=None,
+            lowering="",
+        ),
+    ),
+    "rank of a dot": (
+        "two tiles of rank 2",
+        lambda b, v: b.value(ops.Dot, TILE, lhs=v["f"], rhs=v["f"], acc=None, lowering=""),
+    ),
+    "int4 tile": (
+        "needs tile<8",
+        lambda b, v: b.value(
+            ops.LoadInt4, TileType((12, 32), U4), base=v["q"], k=v["m"], n=v["m"], k_blocks=v["m"]
+        ),
+    ),
+    "int4 base": (
+        "ptr<f32>",
+        lambda b, v: b.value(
+            ops.LoadInt4, TileType((8, 32), U4), base=v["p"], k=v["m"], n=v["m"], k_blocks=v["m"]
+        ),
+    ),
+    # --- memory
+    "load of another type": (
+        "does not address i32",
+        lambda b, v: b.value(ops.Load, I32, pointer=v["p"], mask=None, other=None),
+    ),
+    "store of another type": (
+        "does not address i32",
+        lambda b, v: b.emit(ops.Store, pointer=v["p"], value=v["n"], mask=None),
+    ),
+    "mask of a load": (
+        "mask is i32",
+        lambda b, v: b.value(ops.Load, F32, pointer=v["p"], mask=v["n"], other=None),
+    ),
+    "shape of a load": (
+        "shapes of",
+        lambda b, v: b.value(ops.Load, TILE, pointer=v["p"], mask=None, other=None),
+    ),
+    "offset of a pointer": (
+        "i64",
+        lambda b, v: b.value(ops.AddPtr, P, pointer=v["p"], offset=v["f"]),
+    ),
+    "pointer that is none": (
+        "i32",
+        lambda b, v: b.value(ops.AddPtr, I32, pointer=v["n"], offset=v["m"]),
+    ),
+    "offsets of a block": (
+        "with 1 offsets",
+        lambda b, v: b.value(
+            ops.LoadBlock,
+            TILE,
+            base=v["p"],
+            offsets=(v["m"],),
+            strides=(v["m"], v["m"]),
+            bounds=(v["m"], v["m"]),
+            checked=(),
+        ),
+    ),
+    "checks of a block": (
+        "checked=",
+        lambda b, v: b.value(
+            ops.LoadBlock,
+            TILE,
+            base=v["p"],
+            offsets=(v["m"], v["m"]),
+            strides=(v["m"], v["m"]),
+            bounds=(v["m"], v["m"]),
+            checked=(2,),
+        ),
+    ),
+    "types of a block": (
+        "are i64",
+        lambda b, v: b.value(
+            ops.LoadBlock,
+            TILE,
+            base=v["p"],
+            offsets=(v["m"], v["n"]),
+            strides=(v["m"], v["m"]),
+            bounds=(v["m"], v["m"]),
+            checked=(),
+        ),
+    ),
+    # --- vectors
+    "vector load": (
+        "does not address",
+        lambda b, v: b.value(hw.VectorLoad, VEC, pointer=v["q"], mask=None),
+    ),
+    "vpermw": (
+        "32 16-bit lanes",
+        lambda b, v: b.value(
+            hw.Vpermw,
+            VectorType(16, U16),
+            table=splat(b, b.constant(1, U16), VectorType(16, U16)),
+            index=splat(b, b.constant(1, U16), VectorType(16, U16)),
+        ),
+    ),
+    "vdpbf16ps": (
+        "vec<16xf32>, vec<16xf32>",
+        lambda b, v: b.value(
+            hw.Vdpbf16ps, VEC, acc=splat(b, v["f"], VEC), a=splat(b, v["f"], VEC), b=splat(b, v["f"], VEC)
+        ),
+    ),
+    "fma": (
+        "types differ",
+        lambda b, v: b.value(hw.Fma, VEC, a=splat(b, v["f"], VEC), b=v["f"], c=splat(b, v["f"], VEC)),
+    ),
+    "fma of integers": (
+        "needs floats",
+        lambda b, v: b.value(hw.Fma, I32, a=v["n"], b=v["n"], c=v["n"]),
+    ),
+    "lane of an extract": (
+        "lane 16",
+        lambda b, v: b.value(hw.Extract, F32, vector=splat(b, v["f"], VEC), lane=16),
+    ),
+    "bits of a bitcast": (
+        "vec<16xf32> -> vec<16xbf16>",
+        lambda b, v: b.value(hw.Bitcast, VectorType(16, BF16), operand=splat(b, v["f"], VEC)),
+    ),
+    "offsets of a gather": (
+        "offsets",
+        lambda b, v: b.value(
+            hw.Gather, VEC, pointer=v["p"], offsets=splat(b, v["n"], VectorType(16, I32)), mask=None
+        ),
+    ),
+    "horizontal sum": (
+        "vec<16xf32> -> i32",
+        lambda b, v: b.value(hw.Horizontal, I32, kind="add", vector=splat(b, v["f"], VEC)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_the_verifier_refuses(name: str) -> None:
+    refused(*WRONG[name])
+
+
+# --- structure --------------------------------------------------------------------------
+
+
+def test_use_before_definition() -> None:
+    loose = Value(I32, "loose")
+    refused(
+        "uses <Value loose : i32> before it is defined",
+        lambda b, v: b.add(loose, v["n"]),
+    )
+
+
+def test_values_of_an_inner_block_do_not_leave_it() -> None:
+    def build(b: Builder, v: dict[str, Value]) -> None:
+        then, other = Block(), Block()
+        with b.inside(then):
+            inner = b.value(ops.Binary, I32, kind="add", lhs=v["n"], rhs=v["n"])
+            b.emit(ops.Yield, values=())
+        with b.inside(other):
+            b.emit(ops.Yield, values=())
+        b.emit(ops.If, condition=v["c"], then=then, other=other)
+        b.add(inner, v["n"])
+
+    refused("before it is defined", build)
+
+
+def loop(
+    b: Builder, v: dict[str, Value], *, index: object = I32, init: Value, last: list[Value]
+) -> None:
+    body = Block((Value(index, "i"), Value(init.type, "x")))  # type: ignore[arg-type]
+    with b.inside(body):
+        b.emit(ops.Yield, values=tuple(last))
+    b.emit(
+        ops.For,
+        init.type,
+        lower=v["n"],
+        upper=v["n"],
+        step=v["n"],
+        inits=(init,),
+        body=body,
+    )
+
+
+def test_loops() -> None:
+    verify(function(lambda b, v: loop(b, v, init=v["f"], last=[v["f"]])), "a test")
+    refused("index differ", lambda b, v: loop(b, v, index=I64, init=v["f"], last=[v["f"]]))
+    refused("yield does not match", lambda b, v: loop(b, v, init=v["f"], last=[v["n"]]))
+    refused("yield does not match", lambda b, v: loop(b, v, init=v["f"], last=[]))
+
+    def no_yield(b: Builder, v: dict[str, Value]) -> None:
+        body = Block((Value(I32, "i"),))
+        b.emit(ops.For, lower=v["n"], upper=v["n"], step=v["n"], inits=(), body=body)
+
+    refused("does not end with yield", no_yield)
+
+
+def test_a_condition_is_one_bool() -> None:
+    def build(b: Builder, v: dict[str, Value]) -> None:
+        blocks = [Block(), Block()]
+        for block in blocks:
+            with b.inside(block):
+                b.emit(ops.Yield, values=())
+        b.emit(ops.If, condition=v["n"], then=blocks[0], other=blocks[1])
+
+    refused("condition is i32", build)
+
+
+def test_an_operation_without_a_rule_is_refused() -> None:
+    class Strange(ops.Op):
+        name = "strange"
+
+    refused("no rule", lambda b, v: b.block.ops.append(Strange((), ops.UNKNOWN)))
+
+
+def test_the_error_points_at_the_kernel() -> None:
+    def build(b: Builder, v: dict[str, Value]) -> None:
+        b.loc = ops.Location("kernel.py", 12, 4)
+        b.value(ops.Cast, I64, operand=v["p"])
+
+    with pytest.raises(CompilationError) as caught:
+        verify(function(build), "a test")
+    assert (caught.value.file, caught.value.line, caught.value.column) == ("kernel.py", 12, 4)
+
+
+# --- printing ---------------------------------------------------------------------------
+
+
+@amxq.jit
+def printed(x, y, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < n
+    total = tl.load(x + at, mask=inside, other=0.0)
+    for i in range(n):
+        total = total * 2.0 + i
+    if n > 3:
+        tl.store(y + at, total, mask=inside)
+
+
+EXPECTED = """\
+func @printed(%x: ptr<f32>, %y: ptr<f32>, %n: i32) {
+  %3 = program_id axis=0 : i32
+  %4 = constant value=32 : i32
+  %5 = mul %3, %4 : i32
+  %6 = arange start=0 : tile<32xi32>
+  %7 = splat operand=%5 : tile<32xi32>
+  %at = add %7, %6 : tile<32xi32>
+  %9 = splat operand=%n : tile<32xi32>
+  %inside = lt %at, %9 : tile<32xi1>
+  %11 = splat operand=%x : tile<32xptr<f32>>
+  %12 = cast operand=%at : tile<32xi64>
+  %13 = addptr pointer=%11 offset=%12 : tile<32xptr<f32>>
+  %14 = constant value=0.0 : f32
+  %15 = constant value=0.0 : tile<32xf32>
+  %total = load pointer=%13 mask=%inside other=%15 : tile<32xf32>
+"""
+
+
+def text() -> str:
+    types = {"x": P, "y": P, "n": I32}
+    return print_function(generate(printed.kernel_source, types, {"BLOCK": 32}))
+
+
+def test_the_printed_front_end() -> None:
+    assert text().startswith(EXPECTED)
+    assert "inits=(%total) : tile<32xf32> { ^(%i: i32, %total.21: tile<32xf32>)" in text()
+    assert text().count("yield values=(") == 4
+
+
+def test_printing_is_deterministic_and_names_are_unique() -> None:
+    assert text() == text()
+    defined = [
+        name
+        for line in text().splitlines()
+        if " = " in line
+        for name in line.split(" = ")[0].split(", ")
+    ]
+    assert len(defined) == len(set(defined))
+
+
+def test_every_stage_is_printed() -> None:
+    kernel = printed.warmup(torch.float32, torch.float32, tl.int32, BLOCK=32, target="avx2")
+    stages = [line for line in kernel.asm["tir"].splitlines() if line.startswith("// after")]
+    assert stages[0] == "// after front end"
+    assert "// after vectorize" in stages and len(stages) >= 4
+    assert list(kernel.asm) == ["tir", "llir", "asm", "obj"] and len(kernel.asm) == 4
+    assert "vec<8xf32>" in kernel.asm["tir"] and "define" in kernel.asm["llir"]
+    assert kernel.asm["obj"][:4] == b"\x7fELF"
+    with pytest.raises(KeyError, match="ptx.*tir, llir, asm, obj"):
+        kernel.asm["ptx"]

@@ -1,0 +1,159 @@
+"""``tl.dot`` on every target, against fp64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import amxq
+import amxq.language as tl
+
+EPS = 2.0**-24
+
+
+def check(got: torch.Tensor, a: torch.Tensor, b: torch.Tensor, start: torch.Tensor | None) -> None:
+    """fp32 sums in any order: at most one rounding a term."""
+    want = a.double() @ b.double()
+    size = a.double().abs() @ b.double().abs()
+    if start is not None:
+        want += start
+        size += start.abs()
+    bound = (a.shape[1] + 2) * EPS * size + 1e-30
+    assert ((got.double() - want).abs() <= bound).all()
+
+
+@amxq.jit
+def dense(a, b, acc, out, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
+    left = tl.make_tensor_descriptor(a, [M, K], [K, 1], [M, K])
+    right = tl.make_tensor_descriptor(b, [K, N], [N, 1], [K, N])
+    target = tl.make_tensor_descriptor(out, [M, N], [N, 1], [M, N])
+    x = left.load([0, 0])
+    if acc is None:
+        target.store([0, 0], tl.dot(x, right.load([0, 0], boundary_check=())))
+    else:
+        start = tl.make_tensor_descriptor(acc, [M, N], [N, 1], [M, N])
+        target.store([0, 0], tl.dot(x, right.load([0, 0]), start.load([0, 0])))
+
+
+@pytest.mark.parametrize("shape", [(1, 16, 8), (5, 3, 7), (33, 32, 24), (64, 64, 48)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_dense_dots(on: str, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    m, n, k = shape
+    a, b = torch.randn(m, k).to(dtype), torch.randn(k, n).to(dtype)
+    acc = torch.randn(m, n) if m % 2 else None
+    out = torch.full((m, n), torch.nan)
+    dense[(1,)](a, b, acc, out, M=m, N=n, K=k)
+    check(out, a, b, acc)
+
+
+@amxq.jit
+def chained(a, b, out, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
+    rows, columns, depth = tl.arange(0, M), tl.arange(0, N), tl.arange(0, K)
+    x = tl.load(a + rows[:, None] * K + depth[None, :])
+    y = tl.load(b + depth[:, None] * N + columns[None, :])
+    total = tl.zeros((M, N), tl.float32)
+    for i in range(3):
+        total = tl.dot((x * 2).to(tl.float32), y + i, total)
+    tl.store(out + rows[:, None] * N + columns[None, :], total)
+
+
+@pytest.mark.parametrize("shape", [(4, 16, 8), (40, 48, 16)])
+def test_operands_that_are_computed(on: str, shape: tuple[int, int, int]) -> None:
+    m, n, k = shape
+    a, b = torch.randint(-4, 4, (m, k)).float(), torch.randint(-4, 4, (k, n)).float()
+    out = torch.zeros(m, n)
+    chained[(1,)](a, b, out, M=m, N=n, K=k)
+    assert torch.equal(out, sum((2 * a) @ (b + i) for i in range(3)))
+
+
+# --- int4 -------------------------------------------------------------------------------
+
+
+@amxq.jit
+def int4(x, qweight, scales, zeros, acc, out, K, N, GROUP, M: tl.constexpr, BLOCK: tl.constexpr):
+    n = tl.program_id(0) * 32
+    a = tl.make_tensor_descriptor(x, [M, K], [K, 1], [M, BLOCK])
+    w = tl.int4_tensor(qweight, scales, zeros, [K, N], GROUP, [BLOCK, 32])
+    y = tl.make_tensor_descriptor(out, [M, N], [N, 1], [M, 32])
+    total = tl.zeros((M, 32), tl.float32)
+    if acc is not None:
+        total = tl.make_tensor_descriptor(acc, [M, N], [N, 1], [M, 32]).load([0, n])
+    for k in range(0, K, BLOCK):
+        total = tl.dot(a.load([0, k], boundary_check=()), w.load([k, n]), total)
+    y.store([0, n], total)
+
+
+def weight(n: int, k: int, group: int, zeros: bool) -> tuple[amxq.PackedWeight, torch.Tensor]:
+    q = torch.randint(0, 16, (n, k), dtype=torch.uint8)
+    s = torch.randn(n, k // group)
+    z = torch.randint(0, 16, s.shape, dtype=torch.uint8) if zeros else None
+    return amxq.pack(q, s, z, format="plain"), q
+
+
+@pytest.mark.parametrize(
+    ("m", "block"), [(1, 32), (3, 128), (8, 8), (9, 40), (16, 64), (17, 32), (32, 64), (64, 64)]
+)
+@pytest.mark.parametrize("with_acc", [False, True])
+def test_int4_integers(on_each: str, m: int, block: int, with_acc: bool) -> None:
+    n, k = 40, 2 * block
+    w, q = weight(n, k, block, False)
+    x = torch.randn(m, k).bfloat16()
+    acc = torch.randn(m, n) if with_acc else None
+    out = torch.full((m, n), torch.nan)
+    int4[(2,)](x, w.qweight, w.scales, None, acc, out, k, n, block, M=m, BLOCK=block)
+    check(out, x, q.double().T - 8, acc)
+
+
+@amxq.jit
+def group_values(x, qweight, scales, zeros, s, z, K, N, GROUP):
+    n, g = tl.program_id(0) * 32, tl.program_id(1)
+    w = tl.int4_tensor(qweight, scales, zeros, [K, N], GROUP, [8, 32])
+    y = tl.make_tensor_descriptor(s, [K // GROUP, N], [N, 1], [1, 32])
+    y.store([g, n], w.scales([g, n]))
+    if w.has_zeros:
+        y = tl.make_tensor_descriptor(z, [K // GROUP, N], [N, 1], [1, 32])
+        y.store([g, n], w.zeros([g, n]))
+
+
+@pytest.mark.parametrize("n", [1, 32, 75])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_scales_and_zeros_of_a_group(on: str, n: int, dtype: torch.dtype) -> None:
+    q = torch.randint(0, 16, (n, 64), dtype=torch.uint8)
+    scales = torch.randn(n, 4).to(dtype)
+    zeros = torch.arange(4 * n).view(n, 4).remainder(16).to(torch.uint8)
+    w = amxq.pack(q, scales, zeros, format="plain")
+    s, z = torch.zeros(4, n), torch.zeros(4, n)
+    group_values[(3 if n > 64 else 1, 4)](None, w.qweight, w.scales, w.zeros, s, z, 64, n, 16)
+    assert torch.equal(s, scales.float().T)
+    assert torch.equal(z, zeros.float().T - 8)
+
+
+@amxq.jit
+def two_uses(x, qweight, scales, out, K, M: tl.constexpr, BLOCK: tl.constexpr):
+    """One dot consumed twice, one operand multiplied twice, and two shapes of dots."""
+    a = tl.make_tensor_descriptor(x, [M, K], [K, 1], [M, BLOCK])
+    w = tl.int4_tensor(qweight, scales, None, [K, 32], K, [BLOCK, 32])
+    y = tl.make_tensor_descriptor(out, [4 * M, 32], [32, 1], [M, 32])
+    q = w.load([0, 0])
+    tile = a.load([0, 0], boundary_check=())
+    part = tl.dot(tile, q)
+    y.store([0, 0], part * 2)
+    y.store([M, 0], part + 1)
+    y.store([2 * M, 0], tl.dot(tile, q, part))
+    one = tl.make_tensor_descriptor(x, [M, K], [K, 1], [1, BLOCK]).load([M - 1, 0])
+    last = tl.make_tensor_descriptor(out, [4 * M, 32], [32, 1], [1, 32])
+    last.store([3 * M, 0], tl.dot(one, w.load([0, 0])))
+
+
+@pytest.mark.parametrize("m", [4, 16, 96])
+def test_results_and_operands_that_are_used_twice(on_each: str, m: int) -> None:
+    w, q = weight(32, 64, 64, False)
+    x = torch.randint(-8, 8, (m, 64)).bfloat16()
+    out = torch.zeros(4 * m, 32)
+    two_uses[(1,)](x, w.qweight, w.scales, out, 64, M=m, BLOCK=64)
+    want = x.float() @ (q.float().T - 8)
+    assert torch.equal(out[:m], 2 * want)
+    assert torch.equal(out[m : 2 * m], want + 1)
+    assert torch.equal(out[2 * m : 3 * m], 2 * want)
+    assert torch.equal(out[3 * m], want[-1])
+    assert not out[3 * m + 1 :].any()

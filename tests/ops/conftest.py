@@ -1,0 +1,33 @@
+"""Fixtures of the operators' tests: every runnable target, one thread, a cache of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from amxq.runtime.targets import available_targets, target
+
+
+@pytest.fixture(autouse=True, scope="package")
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Compiled kernels of these tests neither come from nor go to the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AMXQ_CACHE_DIR", str(tmp_path_factory.mktemp("objects")))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(params=available_targets())
+def on(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Runs a test once for each target that this CPU runs; calls inside use that target."""
+    with target(request.param):
+        yield request.param
