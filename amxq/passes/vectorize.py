@@ -26,6 +26,11 @@ from amxq.ir.types import I64, DType, PointerType, TileType, VectorType
 from amxq.passes import aliases, control, dot_amx, dot_vector, interleave, memory
 from amxq.passes.tiles import CHUNK, Place, Row, Tile, all_rows, registers
 
+MAX_ELEMENTS = 1 << 20
+"""Of one tile, as in Triton."""
+MAX_COLUMNS = 1024
+"""Vectors of one row: rows are unrolled, so longer ones would take minutes to compile."""
+
 
 def vectorize(function: Function, lanes: int) -> None:
     """Rewrites ``function`` in place for vectors of ``lanes`` 32-bit elements."""
@@ -105,7 +110,14 @@ class Vectorizer:
 
     def lanes_of(self, type_: TileType) -> int:
         """Lanes of one vector: the widest power of two that divides a row."""
-        return math.gcd(type_.shape[-1], self.lanes)
+        lanes = math.gcd(type_.shape[-1], self.lanes)
+        if type_.shape[-1] > MAX_COLUMNS * lanes or math.prod(type_.shape) > MAX_ELEMENTS:
+            raise self.error(
+                f"{type_} is too large: a tile has at most {MAX_ELEMENTS} elements and "
+                f"{MAX_COLUMNS} vectors of {lanes} in a row",
+                "use smaller blocks and a larger grid, or a loop",
+            )
+        return lanes
 
     def define(self, value: Value, tile: Tile) -> None:
         """Binds a tile; a small one is computed here and now."""
