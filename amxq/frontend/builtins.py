@@ -25,7 +25,7 @@ def _implements(surface: Any) -> Callable[[Callable[..., Any]], Callable[..., An
 
 
 def _axis(axis: object) -> int:
-    if isinstance(axis, int) and 0 <= axis <= 2:
+    if type(axis) is int and 0 <= axis <= 2:
         return axis
     raise Mistake(f"axis {axis!r} of the grid", "it is the constant 0, 1 or 2")
 

@@ -136,6 +136,10 @@ class CodeGenerator:
             return function(*args)
         except Mistake as mistake:
             raise self.error(node, str(mistake), mistake.hint) from None
+        except RecursionError:
+            raise self.error(node, "this expression is nested too deeply") from None
+        except (ArithmeticError, MemoryError, ValueError) as problem:  # of constants
+            raise self.error(node, f"{type(problem).__name__}: {problem}") from None
 
     def stmt_Expr(self, node: ast.Expr) -> None:
         if not isinstance(node.value, ast.Constant):  # a docstring does nothing
@@ -255,8 +259,8 @@ class CodeGenerator:
         """Python's own arithmetic on constants."""
         try:
             return operation()
-        except (ArithmeticError, TypeError, ValueError) as problem:
-            raise self.error(node, str(problem)) from None
+        except (ArithmeticError, MemoryError, TypeError, ValueError) as problem:
+            raise self.error(node, f"{type(problem).__name__}: {problem}") from None
 
     def expr_UnaryOp(self, node: ast.UnaryOp) -> Any:
         x = self.eval(node.operand)

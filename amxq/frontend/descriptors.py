@@ -112,7 +112,7 @@ class Int4Tensor:
         block = _block(block_shape)
         if len(block) != 2 or block[0] % 8 or block[1] != PANEL:
             raise Mistake(f"block shape {list(block)}", "use [BLOCK_K, 32], BLOCK_K % 8 == 0")
-        k, n = (sem.i64(s) for s in shape)
+        k, n = (sem.i64(s) for s in _pair(shape, "shape"))
         k_blocks = sem.b.binary("div", k, sem.b.i64(8))
         groups = sem.b.binary("div", k, sem.i64(group_size))
         return cls(sem, qweight, scales, zeros, n, k_blocks, groups, block)
@@ -122,7 +122,7 @@ class Int4Tensor:
         return self.zero_base is not None
 
     def load(self, offsets: Any) -> Value:
-        k, n = (self.sem.i64(o) for o in offsets)
+        k, n = (self.sem.i64(o) for o in _pair(offsets, "offsets"))
         type_ = TileType(self.block_shape, U4)
         return self.sem.b.value(
             ops.LoadInt4, type_, base=self.qweight, k=k, n=n, k_blocks=self.k_blocks
@@ -140,7 +140,7 @@ class Int4Tensor:
     def _per_group(self, base: Value, offsets: Any) -> Value:
         """32 values of group g: a panel is a [G, width] block, width = 32 but for the last."""
         b = self.sem.b
-        g, n = (self.sem.i64(o) for o in offsets)
+        g, n = (self.sem.i64(o) for o in _pair(offsets, "offsets"))
         width = b.binary("min", b.i64(PANEL), b.sub(self.columns, n))
         start = b.add(b.mul(n, self.groups), b.mul(g, width))
         assert isinstance(base.type, PointerType)
@@ -153,6 +153,12 @@ class Int4Tensor:
             bounds=(width,),
             checked=(0,),
         )
+
+
+def _pair(values: Any, name: str) -> tuple[Any, Any]:
+    if not isinstance(values, (tuple, list)) or len(values) != 2:
+        raise Mistake(f"{name} of an int4 tensor is {values!r}, expected two: [k, n] or [g, n]")
+    return values[0], values[1]
 
 
 def _pointer(value: object, name: str) -> DType:

@@ -31,7 +31,12 @@ class KernelSource:
         signature = inspect.signature(function)
         for parameter in signature.parameters.values():
             if parameter.kind is not inspect.Parameter.POSITIONAL_OR_KEYWORD:
-                raise CompilationError(f"{self.name}: parameter {parameter} is not supported")
+                raise CompilationError(
+                    f"{self.name}: parameter {parameter} is not supported",
+                    file=function.__code__.co_filename,
+                    line=function.__code__.co_firstlineno,
+                    hint="kernels take plain parameters, without *, ** or /",
+                )
         self.parameters = tuple(signature.parameters)
         self.constexprs = frozenset(
             p.name for p in signature.parameters.values() if _is_constexpr(p.annotation)

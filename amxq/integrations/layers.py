@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from amxq.errors import DTypeError, ShapeError
+from amxq.errors import DTypeError, LayoutError, ShapeError
 from amxq.ops.linear import linear
 from amxq.quantization.packed import PackedWeight
 
@@ -38,6 +38,11 @@ class Int4Linear(torch.nn.Module):
     def __init__(self, packed: PackedWeight, bias: torch.Tensor | None = None) -> None:
         """See :meth:`from_packed`."""
         super().__init__()
+        if not isinstance(packed, PackedWeight):
+            raise DTypeError(
+                f"packed is a {type(packed).__name__}; expected an amxq.PackedWeight, as amxq.pack "
+                "and amxq.load_layer return it"
+            )
         packed.check()
         if packed.num_experts is not None:
             raise ShapeError(
@@ -75,6 +80,10 @@ class Int4Linear(torch.nn.Module):
 
     def set_bias(self, bias: torch.Tensor) -> None:
         """Put `bias` [N] in place. Raises ShapeError or DTypeError if it does not fit."""
+        if not isinstance(bias, torch.Tensor):
+            raise DTypeError(f"bias is a {type(bias).__name__}; expected a torch.Tensor or None")
+        if bias.layout is not torch.strided:
+            raise LayoutError(f"bias has layout {bias.layout}; expected a dense tensor")
         if bias.shape != (self.out_features,):
             raise ShapeError(
                 f"bias has shape {list(bias.shape)}; expected [{self.out_features}], "

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
-
 import torch
 
-from amxq.errors import DTypeError, LayoutError, ShapeError
+from amxq.errors import AmxqError, DTypeError, LayoutError, ShapeError
 from amxq.ops import schedule
 from amxq.ops.activations import bf16_parts
 from amxq.ops.gradient import linear_with_gradient
@@ -65,43 +63,42 @@ def linear(
         ShapeError, DTypeError, LayoutError: the tensors do not fit; nothing has run.
         TargetError: this CPU cannot run the target that was asked for.
     """
-    if (
-        not isinstance(x, torch.Tensor)
-        or not isinstance(qweight, torch.Tensor)
-        or not isinstance(scales, torch.Tensor)
-        or not (zeros is None or isinstance(zeros, torch.Tensor))
-        or not (perm is None or isinstance(perm, torch.Tensor))
-        or not (bias is None or isinstance(bias, torch.Tensor))
-        or x.layout is not torch.strided
-        or not (x.is_cpu or x.is_meta)
-    ):
-        _refuse(x=x, qweight=qweight, scales=scales, zeros=zeros, perm=perm, bias=bias)
-    if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
-        if out is not None:
-            raise LayoutError("out= has no gradient: leave it out, or call inside torch.no_grad()")
-        return linear_with_gradient(x, qweight, scales, zeros, perm, bias, precision)
-    if out is None:
-        return torch.ops.amxq.linear(  # type: ignore[no-any-return]
-            x, qweight, scales, zeros, perm, bias=bias, precision=precision
+    try:
+        if torch.is_grad_enabled() and (
+            x.requires_grad or (bias is not None and bias.requires_grad)
+        ):
+            if out is not None:
+                raise LayoutError("out= has no gradient: leave it out, or use torch.no_grad()")
+            return linear_with_gradient(x, qweight, scales, zeros, perm, bias, precision)
+        if out is None:
+            return torch.ops.amxq.linear(  # type: ignore[no-any-return]
+                x, qweight, scales, zeros, perm, bias=bias, precision=precision
+            )
+        torch.ops.amxq.linear_out(
+            x, qweight, scales, zeros, perm, bias=bias, precision=precision, out=out
         )
-    torch.ops.amxq.linear_out(
-        x, qweight, scales, zeros, perm, bias=bias, precision=precision, out=out
-    )
-    return out
+        return out
+    except (AttributeError, RuntimeError) as problem:  # of torch, before a kernel was reached
+        if not isinstance(problem, AmxqError):
+            given = {"x": x, "qweight": qweight, "scales": scales}
+            options = {"zeros": zeros, "perm": perm, "bias": bias, "out": out}
+            _refuse(given | {k: v for k, v in options.items() if v is not None}, precision)
+        raise
 
 
-def _refuse(**tensors: object) -> NoReturn:
-    """Names the argument that torch would not let through to a kernel."""
+def _refuse(tensors: dict[str, object], precision: object) -> None:
+    """Names the argument that torch does not let through to a kernel."""
     for name, tensor in tensors.items():
-        if tensor is None and name in ("zeros", "perm", "bias"):
-            continue
         if not isinstance(tensor, torch.Tensor):
             raise DTypeError(f"{name} is a {type(tensor).__name__}; expected a torch.Tensor")
-    x = tensors["x"]
-    assert isinstance(x, torch.Tensor)
-    if x.layout is not torch.strided:
-        raise LayoutError(f"x has layout {x.layout}; expected a dense tensor: use .to_dense()")
-    raise LayoutError(f"x is on {x.device}; expected a CPU tensor; move it with .cpu()")
+        if tensor.is_quantized or tensor.is_nested or tensor.layout is not torch.strided:
+            kind = "nested" if tensor.is_nested else tensor.dtype
+            kind = kind if tensor.layout is torch.strided else tensor.layout
+            raise LayoutError(f"{name} is of kind {kind}; expected a dense, unquantised tensor")
+        if not (tensor.is_cpu or tensor.is_meta):
+            raise LayoutError(f"{name} is on {tensor.device}; expected a CPU tensor; use .cpu()")
+    if not isinstance(precision, str):
+        raise DTypeError(f"precision is {precision!r}; expected one of {', '.join(PRECISIONS)}")
 
 
 def _cpu(
@@ -198,7 +195,7 @@ def _run(
         y = x.new_empty((*x.shape[:-1], N))
     else:
         y = _check_out(out, x, N)
-        _check_apart(out, x)
+        _check_apart(out, x=x, qweight=qweight, scales=scales, zeros=zeros, bias=bias)
     if M == 0:
         return y
     if bias is not None:
@@ -330,10 +327,14 @@ def _check_out(out: torch.Tensor, x: torch.Tensor, N: int) -> torch.Tensor:
     return out
 
 
-def _check_apart(out: torch.Tensor, x: torch.Tensor) -> None:
-    """Rows of x are read while others are written."""
-    last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
-    start, stop = x.data_ptr(), x.data_ptr() + (last + 1) * x.element_size()
+def _check_apart(out: torch.Tensor, **inputs: torch.Tensor | None) -> None:
+    """Rows of the result are written while inputs are still read."""
     first = out.data_ptr()
-    if x.numel() and first < stop and start < first + out.numel() * out.element_size():
-        raise LayoutError("out overlaps x in memory; expected a tensor of its own")
+    for name, tensor in inputs.items():
+        if tensor is None or not tensor.numel():
+            continue
+        steps = zip(tensor.shape, tensor.stride(), strict=True)
+        last = sum((size - 1) * stride for size, stride in steps)
+        start, stop = tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+        if first < stop and start < first + out.numel() * out.element_size():
+            raise LayoutError(f"out overlaps {name} in memory; expected a tensor of its own")

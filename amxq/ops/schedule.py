@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from amxq.ops.activations import split_count
 from amxq.ir.types import I32, U8, PointerType, Type
+from amxq.ops.activations import split_count
 from amxq.runtime.compiler import CompiledKernel
 from amxq.runtime.jit import pointers
 

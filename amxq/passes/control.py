@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from amxq.ir import ops
 from amxq.ir.ops import Block, Value
-from amxq.ir.types import PointerType, TileType, Type, element_of
+from amxq.ir.types import U4, PointerType, TileType, Type, element_of
 from amxq.passes.aliases import POINTWISE
 from amxq.passes.tiles import Place, Tile, all_rows, registers
 
@@ -88,6 +88,11 @@ def branch(v: Vectorizer, op: ops.If) -> None:
 
 
 def _check_carried(v: Vectorizer, value: Value) -> None:
+    if isinstance(value.type, TileType) and element_of(value.type) == U4:
+        raise v.error(
+            f"{value.hint} is a packed int4 tile, which loops and branches do not carry",
+            "load it where it is used",
+        )
     if isinstance(value.type, TileType) and isinstance(element_of(value.type), PointerType):
         raise v.error(
             f"{value.hint} is a tile of pointers, which loops and branches do not carry",
