@@ -20,6 +20,9 @@ from amxq.ir.types import (
     I32,
     I64,
     U8,
+    U16,
+    U32,
+    U64,
     DType,
     PointerType,
     Type,
@@ -45,6 +48,9 @@ def pointers() -> dict[Any, PointerType]:
         torch.int16: PointerType(I16),
         torch.int32: PointerType(I32),
         torch.int64: PointerType(I64),
+        torch.uint16: PointerType(U16),
+        torch.uint32: PointerType(U32),
+        torch.uint64: PointerType(U64),
         torch.bool: PointerType(I1),
     }
 

@@ -10,7 +10,7 @@ import torch
 from amxq.runtime.targets import TABLE, available_targets, target
 
 
-@pytest.fixture(autouse=True, scope="package")
+@pytest.fixture(autouse=True, scope="module")
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Compiled kernels of these tests neither come from nor go to the user's cache."""
     with pytest.MonkeyPatch.context() as patch:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = '''
+SCRIPT = """
 import sys, torch, amxq, amxq.language as tl
 import amxq.codegen.compile as compile_module
 
@@ -35,7 +35,7 @@ kernel = add_one.warmup(torch.float32, N=16)
 if len(sys.argv) > 1:
     print(len(kernel.asm[sys.argv[1]]))
 print(compiled)
-'''
+"""
 
 
 @pytest.fixture
@@ -65,48 +65,27 @@ def entries(script: Path) -> list[Path]:
     return sorted(p for p in (script.parent / "objects").rglob("*") if p.is_file())
 
 
-def test_a_second_process_compiles_nothing_and_trusts_nothing_damaged(script: Path) -> None:
+def test_what_fresh_processes_compile(script: Path, tmp_path: Path) -> None:
     assert compiled(script) == 2
-    assert compiled(script) == 0
+    assert compiled(script, "obj") == 0
+    assert compiled(script, "asm") == 1  # stages are made when they are asked for
+
     before = {p: p.read_bytes() for p in entries(script)}
-    assert len(before) >= 2
     first, second = sorted(before, key=lambda p: -len(before[p]))[:2]
     first.write_bytes(before[first][: len(before[first]) // 2])
     damaged = bytearray(before[second])
     damaged[-40] ^= 1
     second.write_bytes(damaged)
     assert compiled(script) == 2
-    assert compiled(script) == 0
     assert {p: p.read_bytes() for p in entries(script)} == before
 
-
-def test_another_target_or_compiler_is_another_object(script: Path) -> None:
-    assert compiled(script, AMXQ_TARGET="avx2") == 2
-    assert compiled(script, AMXQ_TARGET="avx2") == 0
-    assert compiled(script, AMXQ_TARGET="auto") in (0, 2)  # 0 where avx2 is the best there is
-    assert compiled(script, AMXQ_TARGET="avx2", AMXQ_ALWAYS_COMPILE="1") == 2
-
-
-def test_stages_of_a_cached_kernel_are_made_when_asked_for(script: Path) -> None:
-    assert compiled(script) == 2
-    assert compiled(script, "obj") == 0
-    assert compiled(script, "asm") == 1
-
-
-def test_dump_writes_every_stage(script: Path, tmp_path: Path) -> None:
+    assert compiled(script, AMXQ_ALWAYS_COMPILE="1") == 2
     folder = tmp_path / "dump"
-    assert compiled(script) == 2
     assert compiled(script, AMXQ_KERNEL_DUMP=str(folder), AMXQ_TARGET="avx2") == 2
-    kernels = sorted(folder.iterdir())
-    assert [k.name[:14] for k in kernels] == ["add_one-avx2-" + k.name[13] for k in kernels]
+    kernels = list(folder.iterdir())
     assert len(kernels) == 2
     for kernel in kernels:
-        assert {p.name for p in kernel.iterdir()} == {
-            "kernel.tir",
-            "kernel.llir",
-            "kernel.asm",
-            "kernel.obj",
-        }
+        assert kernel.name.startswith("add_one-avx2-")
+        assert {p.suffix for p in kernel.iterdir()} == {".tir", ".llir", ".asm", ".obj"}
         assert "// after vectorize" in (kernel / "kernel.tir").read_text()
         assert (kernel / "kernel.obj").read_bytes().startswith(b"\x7fELF")
-

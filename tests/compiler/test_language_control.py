@@ -8,7 +8,7 @@ import torch
 import amxq
 import amxq.language as tl
 
-SIZES = [16, 7, 640]
+SIZES = [16, 7, 528]
 """A vector register, an odd size, and a tile that lives in memory."""
 
 
@@ -63,7 +63,7 @@ def mixed_rows(x, out, n, M: tl.constexpr, N: tl.constexpr):
     tl.store(out + at, tile)
 
 
-@pytest.mark.parametrize("shape", [(2, 16), (40, 64)])
+@pytest.mark.parametrize("shape", [(2, 16), (40, 16)])
 def test_a_carried_tile_that_depends_on_whole_rows(on: str, shape: tuple[int, int]) -> None:
     x, out = torch.randint(-3, 3, shape).int(), torch.zeros(shape, dtype=torch.int32)
     mixed_rows[(1,)](x, out, 3, M=shape[0], N=shape[1])
@@ -106,7 +106,7 @@ def bounds(out, start, stop, STEP: tl.constexpr):
     for i in range(start, stop, STEP):
         a = a * 10 + i
     b = 0
-    for i in tl.range(start=start, stop=stop, step=STEP):
+    for _ in tl.range(start=start, stop=stop, step=STEP):
         b += 1
     c = 0
     for i in range(stop):

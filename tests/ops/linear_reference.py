@@ -81,7 +81,9 @@ class Weight:
         """
         K = self.q.shape[1]
         z = np.zeros((1, 1)) if self.z is None else np.abs(self.z.astype(np.float64) - 8)
-        size = np.abs(self.q.astype(np.float64) - 8) + np.broadcast_to(z, self.s.shape)[:, self.groups]
+        size = (
+            np.abs(self.q.astype(np.float64) - 8) + np.broadcast_to(z, self.s.shape)[:, self.groups]
+        )
         terms = np.abs(x.double().numpy()) @ (size * np.abs(self.scale)).T
         flushed = 64 * TINY32 * np.abs(self.scale).sum(1)
         additions = min(K, 128) + K / 8 + 8

@@ -114,7 +114,7 @@ def test_every_number_of_rows(on: str, symmetric: bool) -> None:
     whole = amxq.linear(x, *w)
     assert_exact(whole, weight, x)
     every = (*range(0, 41), 63, 64, 65, 66, 127, 128, 129, 131)
-    for m in every if symmetric else (2, 9, 16, 17, 40, 65, 131):
+    for m in every if symmetric else (9, 131):
         assert_exact(amxq.linear(x[:m], *w), weight, x[:m])
 
 
@@ -124,7 +124,7 @@ def test_rows_of_wider_activations(on: str, dtype: torch.dtype) -> None:
     weight = draw(rng, 40, 128, 32, symmetric=False)
     w = amxq.pack(*weight.tensors("awq"), format="awq")
     x = activations(rng, 150, 128, dtype)
-    for m in (1, 5, 17, 33, 150):
+    for m in (1, 17, 150):
         assert_exact(amxq.linear(x[:m], *w), weight, x[:m])
 
 
@@ -152,10 +152,10 @@ BATTERY = [  # M, N, K, group
 
 
 @pytest.mark.parametrize(("m", "n", "k", "group"), BATTERY)
-@pytest.mark.parametrize("symmetric", [True, False])
-def test_shapes_that_others_test(m: int, n: int, k: int, group: int, symmetric: bool) -> None:
+def test_shapes_that_others_test(m: int, n: int, k: int, group: int) -> None:
     """Others accept 1e-2 here."""
     rng = np.random.default_rng(m + n + k)
+    symmetric = group == 128
     weight = draw(rng, n, k, group, symmetric=symmetric, dtype=torch.bfloat16)
     w = amxq.pack(*weight.tensors("awq"), format="awq")
     x = activations(rng, m, k, torch.bfloat16)
@@ -164,17 +164,17 @@ def test_shapes_that_others_test(m: int, n: int, k: int, group: int, symmetric: 
     assert_exact(amxq.linear(x, *w, bias=bias), weight, x, bias)
 
 
-@pytest.mark.parametrize("m", [1, 32])
-def test_a_layer_of_usual_size(m: int) -> None:
-    rng = np.random.default_rng(m)
+def test_a_layer_of_usual_size() -> None:
+    rng = np.random.default_rng(12)
     weight = draw(rng, 4096, 4096, 128, symmetric=False)
     w = amxq.pack(*weight.tensors("plain"), format="plain")
-    x = torch.from_numpy(rng.standard_normal((m, 4096))).bfloat16()
+    x = torch.from_numpy(rng.standard_normal((32, 4096))).bfloat16()
     got = amxq.linear(x, *w)
     assert_exact(got, weight, x)
     # nearly all results are the exact ones rounded once
     once = torch.from_numpy(weight.exact(x)).bfloat16()
     assert (got == once).float().mean() > 0.99
+    assert_exact(amxq.linear(x[:1], *w), weight, x[:1])
 
 
 def test_the_bound_is_not_generous() -> None:

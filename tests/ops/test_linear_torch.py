@@ -269,9 +269,7 @@ def test_raw_tensors_that_change_are_packed_again() -> None:
     t[1].mul_(2)
     assert torch.equal(amxq.linear(x, *t), 2 * first)
     t[0].zero_()
-    assert torch.equal(
-        amxq.linear(x, *t), amxq.linear(x, *amxq.pack(*t, format="gptq"))
-    )
+    assert torch.equal(amxq.linear(x, *t), amxq.linear(x, *amxq.pack(*t, format="gptq")))
     assert torch.equal(amxq.linear(x, t[0], t[1] * 2, t[2]), 2 * amxq.linear(x, *t))
     for factor in range(1, 5):  # scales that die and whose address is taken again
         got = amxq.linear(x, t[0], t[1] * factor, t[2])

@@ -1,0 +1,50 @@
+"""Mistakes of a launch: arguments, grids, threads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import amxq
+import amxq.language as tl
+from amxq.errors import DTypeError, LayoutError, ShapeError
+
+
+@amxq.jit
+def plain(x, n, BLOCK: tl.constexpr = 16):
+    tl.store(x + tl.arange(0, BLOCK), n)
+
+
+X = torch.zeros(16)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: plain(X, 1), TypeError, r"launch it as plain\[grid\]"),
+        (lambda: plain[(1,)](X), TypeError, "misses the argument 'n'"),
+        (lambda: plain[(1,)](X, 1, 16, 3), TypeError, "takes 3 arguments, got 4"),
+        (lambda: plain[(1,)](X, 1, m=2), TypeError, "no parameter 'm'"),
+        (lambda: plain[(1,)](X, 1, x=X), TypeError, "two values for 'x'"),
+        (lambda: plain[(1,)](X, "1"), DTypeError, "argument 'n' is a str"),
+        (lambda: plain[(1,)](X, 1 << 70), DTypeError, "does not fit 64 bits"),
+        (lambda: plain[(1,)](X.numpy(), 1), DTypeError, "argument 'x' is a ndarray"),
+        (lambda: plain[(1,)](X.to("meta"), 1), LayoutError, r"on meta.*\.cpu\(\)"),
+        (lambda: plain[(1,)](X.to(torch.complex64), 1), DTypeError, "complex64"),
+        (lambda: plain[(1,)](X, 1, BLOCK=[16]), DTypeError, "must be hashable"),
+        (lambda: plain[5](X, 1), ShapeError, "the grid is 5"),
+        (lambda: plain[()](X, 1), ShapeError, r"the grid is \(\)"),
+        (lambda: plain[(1, 1, 1, 1)](X, 1), ShapeError, "1 to 3 whole numbers"),
+        (lambda: plain[(-1,)](X, 1), ShapeError, r"the grid is \(-1,\)"),
+        (lambda: plain[(1.5,)](X, 1), ShapeError, r"the grid is \(1.5,\)"),
+        (lambda: plain[(1 << 31,)](X, 1), ShapeError, "the grid is"),
+        (lambda: plain[(1,)](X, 1, num_threads=0), ShapeError, "num_threads is 0"),
+        (lambda: tl.arange(0, 4), RuntimeError, "inside an @amxq.jit kernel only"),
+    ],
+)
+def test_wrong_launches(call: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call()
+    assert not X.any()

@@ -1,0 +1,283 @@
+"""Mistakes of syntax and of calls between kernels."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+from mistakes import F32, Cases, check, registering
+
+import amxq
+import amxq.language as tl
+from amxq.errors import CompilationError
+
+CASES: Cases = {}
+wrong = registering(CASES)
+
+
+# --- syntax -----------------------------------------------------------------------------
+
+
+@wrong(F32, tl.int32)
+@amxq.jit
+def return_in_a_loop(x, n):
+    for i in range(n):  # error: return inside a loop |
+        if i is None:
+            pass
+        return
+
+
+@wrong(F32, tl.int32)
+@amxq.jit
+def return_in_a_branch(x, n):
+    if n > 2:  # error: return inside a branch | mask
+        return
+    tl.store(x, 1.0)
+
+
+@wrong(F32)
+@amxq.jit
+def result_of_a_kernel(x):
+    return tl.load(x)  # error: a kernel returns nothing | tl.store
+
+
+@wrong(F32)
+@amxq.jit
+def try_statement(x):
+    try:  # error: Try statements are not part |
+        tl.store(x, 1.0)
+    except ValueError:
+        pass
+
+
+@wrong(F32, tl.int32)
+@amxq.jit
+def while_statement(x, n):
+    while n > 0:  # error: While statements are not part |
+        n -= 1
+
+
+@wrong(F32)
+@amxq.jit
+def assert_statement(x):
+    assert x  # error: assert is not part | static_assert
+
+
+@wrong(F32)
+@amxq.jit
+def lambda_expression(x):
+    f = lambda y: y  # noqa: E731 # error: Lambda expressions are not part |
+    tl.store(x, f(1.0))
+
+
+@wrong(F32)
+@amxq.jit
+def comprehension(x):
+    tl.store(x, [i + 1 for i in (1, 2)][0])  # error: ListComp expressions are not part |
+
+
+@wrong(F32)
+@amxq.jit
+def chained_comparison(x):
+    tl.store(x, 0.0 < tl.load(x) < 1.0)  # error: chained comparisons | &
+
+
+@wrong(F32)
+@amxq.jit
+def power(x):
+    tl.store(x, tl.load(x) ** 2)  # error: operator Pow |
+
+
+@wrong(F32)
+@amxq.jit
+def loop_over_a_list(x):
+    for i in [1, 2]:  # error: a for loop iterates over range |
+        tl.store(x + i, 0.0)
+
+
+@wrong(F32, tl.int32)
+@amxq.jit
+def unrolled_loop_of_the_run_time(x, n):
+    for i in tl.static_range(n):  # error: bounds of tl.static_range are constants |
+        tl.store(x + i, 0.0)
+
+
+@wrong(F32, tl.float32)
+@amxq.jit
+def loop_over_floats(x, n):
+    for _ in range(n):  # error: bounds of a loop are integer scalars |
+        tl.store(x, 0.0)
+
+
+@wrong(F32)
+@amxq.jit
+def step_backwards(x):
+    for i in range(9, 0, -1):  # error: the step is -1, it must be positive |
+        tl.store(x + i, 0.0)
+
+
+@wrong(F32)
+@amxq.jit
+def argument_of_range(x):
+    for i in tl.range(0, 4, stages=2):  # error: unexpected or repeated argument stages |
+        tl.store(x + i, 0.0)
+
+
+@wrong(F32)
+@amxq.jit
+def python_function(x):
+    tl.store(x, helper(2.0))  # error: helper is not a function of the kernel language | @amxq.jit
+
+
+def helper(value: float) -> float:
+    return value
+
+
+@wrong(F32)
+@amxq.jit
+def torch_function(x):
+    tl.store(x, torch.exp(tl.load(x)))  # error: is not a function of the kernel language |
+
+
+@wrong(F32)
+@amxq.jit
+def missing_argument(x):
+    tl.store(x)  # error: value |
+
+
+@wrong(F32)
+@amxq.jit
+def argument_of_a_jit_function(x):
+    identity(x, wrong=3)  # error: identity got an unexpected .*'wrong' |
+
+
+@amxq.jit
+def identity(x):
+    return x
+
+
+@wrong(F32)
+@amxq.jit
+def stores_to_a_subscript(x):
+    x[0] = 1.0  # error: only names can be assigned to | tl.store
+
+
+@wrong(F32)
+@amxq.jit
+def failed_assertion(x):
+    tl.static_assert(1 > 2, "never")  # error: static_assert failed: never |
+
+
+@wrong(F32)
+@amxq.jit
+def constants_that_do_not_add_up(x):
+    tl.store(x, 1 + "2")  # error: unsupported operand |
+
+
+@wrong(F32)
+@amxq.jit
+def division_of_constants(x):
+    tl.store(x, 1 // 0)  # error: by zero |
+
+
+@wrong(F32)
+@amxq.jit
+def comparison_with_none(x):
+    tl.store(x, 1.0 if None < 3 else 2.0)  # error: '<' not supported |
+
+
+@wrong(F32)
+@amxq.jit
+def unpacking(x):
+    a, b = 1, 2, 3  # error: cannot unpack .* into 2 names |
+    tl.store(x, a + b)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_mistake(name: str) -> None:
+    check(*CASES[name], __file__)
+
+
+def test_a_mistake_in_a_called_function_names_both_places() -> None:
+    with pytest.raises(CompilationError, match="ptr<f32>") as caught:
+        calls_wrongly.warmup(F32, target="avx2")
+    assert "return value * 2" in caught.value.source_line
+    number = inspect.getsourcelines(calls_wrongly.kernel_source.function)[1] + 2
+    assert f"called from {__file__}:{number}" in caught.value.hint
+
+
+@amxq.jit
+def doubles(value):
+    return value * 2
+
+
+@amxq.jit
+def calls_wrongly(x):
+    tl.store(x, doubles(x))
+
+
+def test_endless_recursion() -> None:
+    with pytest.raises(CompilationError, match="more than 32 deep"):
+        recursive.warmup(F32, target="avx2")
+
+
+@amxq.jit
+def recursive(x):
+    recursive(x)
+
+
+FACTOR = 2.0
+
+
+@amxq.jit
+def uses_a_global(x, N: tl.constexpr):
+    calls_a_global(x, N)
+
+
+@amxq.jit
+def calls_a_global(x, N):
+    tl.store(x + tl.arange(0, N), FACTOR)
+
+
+def test_a_changed_global(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.zeros(32)
+    uses_a_global[(1,)](x, N=16)
+    assert x[0] == 2
+    monkeypatch.setitem(globals(), "FACTOR", 3.0)
+    uses_a_global[(1,)](x, N=32)  # a new signature sees the new value
+    assert x[0] == 3
+    with pytest.raises(CompilationError, match="'FACTOR' was 2.0 .*now 3.0") as caught:
+        uses_a_global[(1,)](x, N=16)
+    assert "constexpr" in caught.value.hint and caught.value.file == __file__
+
+
+def test_enclosing_variables_are_constants_too() -> None:
+    depth = 3
+
+    @amxq.jit
+    def closure(x):
+        tl.store(x, depth)
+
+    x = torch.zeros(1)
+    closure[(1,)](x)
+    assert x.item() == 3
+    depth = 4
+    with pytest.raises(CompilationError, match="'depth' was 3"):
+        closure[(1,)](x)
+
+
+def test_parameters_that_kernels_cannot_have() -> None:
+    def variadic(*x):
+        pass
+
+    with pytest.raises(CompilationError, match=r"variadic: parameter \*x is not supported"):
+        amxq.jit(variadic)
+
+
+def test_source_that_cannot_be_read() -> None:
+    scope: dict[str, Any] = {"amxq": amxq}
+    exec("@amxq.jit\ndef typed(x):\n    pass\n", scope)
+    with pytest.raises(CompilationError, match="source of typed"):
+        scope["typed"].warmup(F32, target="avx2")

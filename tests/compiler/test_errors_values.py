@@ -1,0 +1,276 @@
+"""Mistakes with names, types and shapes: which error, at which place, with which advice."""
+
+from __future__ import annotations
+
+import pytest
+from mistakes import BF16, F32, I32, Cases, check, registering
+
+import amxq
+import amxq.language as tl
+
+CASES: Cases = {}
+wrong = registering(CASES)
+
+
+# --- names ------------------------------------------------------------------------------
+
+
+@wrong(F32)
+@amxq.jit
+def undefined_name(x):
+    tl.store(x, undefined + 1)  # noqa: F821 # error: name 'undefined' is not defined |
+
+
+@wrong(F32)
+@amxq.jit
+def undefined_function(x):
+    tl.store(x, tl.softmax(x))  # error: has no attribute 'softmax' |
+
+
+@wrong(F32, tl.int32)
+@amxq.jit
+def set_in_one_branch(x, n):
+    if n > 0:
+        value = 1.0
+    tl.store(x, value)  # error: value is set in one branch |
+
+
+@wrong(F32, tl.int32)
+@amxq.jit
+def set_in_a_loop_only(x, n):
+    for i in range(n):
+        value = i
+    tl.store(x, value)  # error: value is set inside of a loop only | before the loop
+
+
+@wrong(F32, tl.int32)
+@amxq.jit
+def index_after_the_loop(x, n):
+    for i in range(n):
+        tl.store(x + i, 0.0)
+    tl.store(x, i)  # error: i is set inside of a loop only |
+
+
+@wrong(F32, tl.int32)
+@amxq.jit
+def constant_that_a_loop_changes(x, n):
+    previous = None
+    for i in range(n):
+        if previous is not None:  # error: previous is the constant None before this loop |
+            tl.store(x, previous)
+        previous = tl.load(x + i)
+
+
+@wrong(F32)
+@amxq.jit
+def global_that_kernels_cannot_use(x):
+    tl.store(x, CASES)  # error: CASES is .*which a kernel cannot use |
+
+
+# --- types and shapes -------------------------------------------------------------------
+
+
+@wrong(F32)
+@amxq.jit
+def shapes_that_do_not_broadcast(x):
+    y = tl.arange(0, 16) + tl.arange(0, 8)  # error: \[16\] and \[8\] do not broadcast | 1
+    tl.store(x, y)
+
+
+@wrong(F32, tl.int32)
+@amxq.jit
+def block_size_of_the_run_time(x, BLOCK):
+    at = tl.arange(0, BLOCK)  # error: arange | constants
+    tl.store(x + at, 0.0)
+
+
+@wrong(F32, tl.int32)
+@amxq.jit
+def shape_of_the_run_time(x, BLOCK):
+    tile = tl.zeros((BLOCK, 4), tl.float32)  # error: not made of constants | constexpr
+    tl.store(x, tile)
+
+
+@wrong(F32, tl.int32)
+@amxq.jit
+def descriptor_of_the_run_time(x, BLOCK):
+    tl.make_tensor_descriptor(x, [8], [1], [BLOCK])  # error: not made of constants | constexpr
+
+
+@wrong(F32)
+@amxq.jit
+def load_of_a_number(x):
+    tl.store(x, tl.load(tl.arange(0, 4)))  # error: expected a pointer .*got tile<4xi32> | pointers
+
+
+@wrong(F32)
+@amxq.jit
+def float_offset(x):
+    tl.store(x + 1.5, 0.0)  # error: cannot move a pointer by f32 | integers
+
+
+@wrong(F32, BF16)
+@amxq.jit
+def sum_of_pointers(x, y):
+    tl.store(x + y, 0.0)  # error: cannot move a pointer by ptr<f32> |
+
+
+@wrong(F32)
+@amxq.jit
+def product_of_a_pointer(x):
+    tl.store(x * 2, 0.0)  # error: expected numbers, got ptr<f32> |
+
+
+@wrong(F32)
+@amxq.jit
+def mask_of_numbers(x):
+    at = tl.arange(0, 8)
+    tl.store(x + at, 0.0, mask=at)  # error: mask is tile<8xi32>, expected int1 | compare
+
+
+@wrong(F32)
+@amxq.jit
+def mask_of_another_shape(x):
+    at = tl.arange(0, 8)
+    tl.store(x + at, 0.0, mask=tl.arange(0, 4) < 2)  # error: \[4\] to \[8\] |
+
+
+@wrong(F32)
+@amxq.jit
+def store_of_a_larger_tile(x):
+    tl.store(x, tl.arange(0, 8))  # error: cannot store tile<8x |
+
+
+@wrong(F32)
+@amxq.jit
+def condition_of_numbers(x):
+    tl.store(x, tl.where(1.5, 1.0, 0.0))  # error: condition of where .*expected int1 |
+
+
+@wrong(F32, tl.int32)
+@amxq.jit
+def branch_on_a_number(x, n):
+    if n:  # error: condition is i32, expected an int1 scalar |
+        tl.store(x, 1.0)
+
+
+@wrong(F32)
+@amxq.jit
+def branch_on_a_tile(x):
+    if tl.arange(0, 8) > 3:  # error: condition is tile<8xi1>, expected an int1 scalar |
+        tl.store(x, 1.0)
+
+
+@wrong(F32)
+@amxq.jit
+def number_that_does_not_fit(x):
+    at = tl.arange(0, 8).to(tl.int8)
+    tl.store(x + (at + 300), 1.0)  # error: 300 does not fit i8 | wider
+
+
+@wrong(F32)
+@amxq.jit
+def bits_of_floats(x):
+    tl.store(x, tl.load(x) & 1)  # error: bit operations need integers, got f32 |
+
+
+@wrong(F32)
+@amxq.jit
+def inverted_float(x):
+    tl.store(x, ~tl.load(x))  # error: ~ needs integers, got f32 |
+
+
+@wrong(F32)
+@amxq.jit
+def whole_division_of_floats(x):
+    tl.store(x, tl.load(x) // 2.0)  # error: // needs integers | use /
+
+
+@wrong(I32)
+@amxq.jit
+def root_of_an_integer(x):
+    tl.store(x, tl.sqrt(tl.load(x)))  # error: sqrt needs floats, got i32 | to\(tl.float32\)
+
+
+@wrong(F32)
+@amxq.jit
+def cast_to_nothing(x):
+    tl.store(x, tl.load(x).to(3))  # error: 3 is not a type | tl.float32
+
+
+@wrong(F32)
+@amxq.jit
+def reduction_of_the_first_axis(x):
+    tile = tl.zeros((4, 8), tl.float32)
+    tl.store(x, tl.sum(tile, 0))  # error: axis 0 of shape \[4, 8\]: only the last |
+
+
+@wrong(F32)
+@amxq.jit
+def reduction_of_a_number(x):
+    tl.store(x, tl.sum(3, 0))  # error: expected a tile of numbers, got the constant 3|got i32 |
+
+
+@wrong(F32)
+@amxq.jit
+def fourth_dimension(x):
+    tl.store(x, tl.zeros((2, 2, 2, 2), tl.float32))  # error: shape |
+
+
+@wrong(F32)
+@amxq.jit
+def empty_range(x):
+    tl.store(x + tl.arange(4, 4), 0.0)  # error: arange\(4, 4\) | start < end
+
+
+@wrong(F32)
+@amxq.jit
+def slice_of_a_tile(x):
+    tl.store(x, tl.arange(0, 8)[0])  # error: tiles are indexed with : and None only | None
+
+
+@wrong(F32)
+@amxq.jit
+def axis_of_the_grid(x):
+    tl.store(x + tl.program_id(3), 0.0)  # error: axis 3 of the grid | 0, 1 or 2
+
+
+@wrong(F32, tl.int32)
+@amxq.jit
+def type_that_changes_in_a_loop(x, n):
+    total = 0
+    for i in range(n):  # error: total changes its type in this loop, from i32 to f32 | \.to\(\)
+        total += tl.load(x + i)
+    tl.store(x, total)
+
+
+@wrong(F32, tl.int32)
+@amxq.jit
+def shape_that_changes_in_a_loop(x, n):
+    tile = tl.zeros((4,), tl.float32)
+    for _ in range(n):  # error: tile changes its type in this loop |
+        tile = tile[None, :] + tl.zeros((2, 4), tl.float32)
+    tl.store(x, 0.0)
+
+
+@wrong(F32, tl.int32)
+@amxq.jit
+def type_that_depends_on_a_branch(x, n):
+    value = 1
+    if n > 0:  # error: value changes its type in the branches |
+        value = tl.load(x + tl.arange(0, 4))
+    tl.store(x, value)
+
+
+@wrong(F32, tl.int32)
+@amxq.jit
+def pointers_carried_by_a_loop(x, n):
+    at = x + tl.arange(0, 16)
+    for _ in range(n):  # error: at is a tile of pointers | carry the offsets
+        tl.store(at, 0.0)
+        at += 16
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_mistake(name: str) -> None:
+    check(*CASES[name], __file__)
