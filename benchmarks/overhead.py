@@ -69,7 +69,8 @@ def run(code: str, cache: str) -> list[str]:
 
     Raises RuntimeError with what it wrote to standard error if it fails.
     """
-    environment = dict(os.environ, AMXQ_CACHE_DIR=cache)
+    environment = dict(os.environ, AMXQ_CACHE_DIR=cache, PYTHONPYCACHEPREFIX=f"{cache}-bytecode")
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # as installed: modules are compiled once
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment
     )

@@ -13,7 +13,7 @@ from typing import ClassVar
 from amxq.ir.ops import Op, Value
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, repr=False)
 class Scratch(Op):
     """Stack memory of ``bytes`` bytes, 64-byte aligned, allocated once per program."""
 
@@ -21,7 +21,7 @@ class Scratch(Op):
     name: ClassVar[str] = "scratch"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, repr=False)
 class VectorLoad(Op):
     """One vector (or, for a scalar result, one element) at ``pointer``; masked-off lanes are 0
     and are not read."""
@@ -31,7 +31,7 @@ class VectorLoad(Op):
     name: ClassVar[str] = "vector_load"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, repr=False)
 class VectorStore(Op):
     pointer: Value
     value: Value
@@ -40,7 +40,7 @@ class VectorStore(Op):
     effect: ClassVar[bool] = True
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, repr=False)
 class Gather(Op):
     """Lane i from ``pointer`` + offsets[i] elements (i64 lanes)."""
 
@@ -50,7 +50,7 @@ class Gather(Op):
     name: ClassVar[str] = "gather"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, repr=False)
 class Scatter(Op):
     pointer: Value
     offsets: Value
@@ -60,7 +60,7 @@ class Scatter(Op):
     effect: ClassVar[bool] = True
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, repr=False)
 class Prefetch(Op):
     """A hint: the line at ``pointer`` will be read soon; ``locality`` 0 (NTA) to 3 (L1)."""
 
@@ -70,7 +70,7 @@ class Prefetch(Op):
     effect: ClassVar[bool] = True
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, repr=False)
 class Extract(Op):
     """One lane of a vector."""
 
@@ -79,7 +79,7 @@ class Extract(Op):
     name: ClassVar[str] = "extract"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, repr=False)
 class Horizontal(Op):
     """Reduction of a vector's lanes to a scalar, pairwise in a fixed order."""
 
@@ -88,13 +88,13 @@ class Horizontal(Op):
     name: ClassVar[str] = "horizontal"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, repr=False)
 class Bitcast(Op):
     operand: Value
     name: ClassVar[str] = "bitcast"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, repr=False)
 class Fma(Op):
     """a·b + c with one rounding."""
 
@@ -104,7 +104,7 @@ class Fma(Op):
     name: ClassVar[str] = "fma"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, repr=False)
 class Vpermw(Op):
     """table[index mod 32] per 16-bit lane."""
 
@@ -113,7 +113,7 @@ class Vpermw(Op):
     name: ClassVar[str] = "vpermw"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, repr=False)
 class Vdpbf16ps(Op):
     """acc[i] + a[2i]·b[2i] + a[2i+1]·b[2i+1]."""
 
@@ -123,14 +123,14 @@ class Vdpbf16ps(Op):
     name: ClassVar[str] = "vdpbf16ps"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, repr=False)
 class TileZero(Op):
     t: int
     name: ClassVar[str] = "tilezero"
     effect: ClassVar[bool] = True
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, repr=False)
 class TileLoad(Op):
     """Rows of tile ``t`` from ``pointer``, ``stride`` bytes apart."""
 
@@ -141,7 +141,7 @@ class TileLoad(Op):
     effect: ClassVar[bool] = True
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, repr=False)
 class TileStore(Op):
     t: int
     pointer: Value
@@ -150,7 +150,7 @@ class TileStore(Op):
     effect: ClassVar[bool] = True
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, repr=False)
 class Tdpbf16ps(Op):
     c: int
     a: int

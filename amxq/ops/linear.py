@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from amxq.errors import AmxqError, DTypeError, LayoutError, ShapeError
@@ -86,14 +88,14 @@ def linear(
         raise
 
 
-def _refuse(tensors: dict[str, object], precision: object) -> None:
+def _refuse(tensors: Mapping[str, object], precision: object) -> None:
     """Names the argument that torch does not let through to a kernel."""
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor):
             raise DTypeError(f"{name} is a {type(tensor).__name__}; expected a torch.Tensor")
         if tensor.is_quantized or tensor.is_nested or tensor.layout is not torch.strided:
-            kind = "nested" if tensor.is_nested else tensor.dtype
-            kind = kind if tensor.layout is torch.strided else tensor.layout
+            kind = "nested" if tensor.is_nested else str(tensor.dtype)
+            kind = kind if tensor.layout is torch.strided else str(tensor.layout)
             raise LayoutError(f"{name} is of kind {kind}; expected a dense, unquantised tensor")
         if not (tensor.is_cpu or tensor.is_meta):
             raise LayoutError(f"{name} is on {tensor.device}; expected a CPU tensor; use .cpu()")
