@@ -1,4 +1,4 @@
-"""The command line: ``amxq generate``, ``amxq doctor``, ``amxq bench``.
+"""The command line: ``amxq generate``, ``inspect``, ``pack``, ``doctor``, ``bench``.
 
 A mistake of the user (:class:`amxq.errors.AmxqError`, a missing extra) is one message on standard
 error and exit code 2, without a traceback. Text goes to standard output, remarks to standard error.
@@ -90,6 +90,29 @@ def _parser() -> argparse.ArgumentParser:
     generate.add_argument("--threads", type=_count, metavar="N", help="default: as torch chooses")
     generate.set_defaults(run=_generate)
 
+    inspect = commands.add_parser(
+        "inspect",
+        help="show what is in a checkpoint folder and what would run",
+        description="Show a checkpoint's layers, how each is stored and what would run it. "
+        "Weights are not read.",
+        allow_abbrev=False,
+    )
+    inspect.add_argument("folder", type=Path, help="a local checkpoint folder")
+    inspect.add_argument("--json", action="store_true", help="the report as JSON")
+    inspect.add_argument("--all", action="store_true", help="one line for each layer")
+    inspect.set_defaults(run=_inspect)
+
+    pack = commands.add_parser(
+        "pack",
+        help="write a checkpoint's packed form, which loads faster",
+        description="Write a checkpoint's packed form: its INT4 layers as the kernels of every "
+        "target read them, loaded by mapping files.",
+        allow_abbrev=False,
+    )
+    pack.add_argument("folder", type=Path, help="a local checkpoint folder")
+    pack.add_argument("out", type=Path, help="a new folder")
+    pack.set_defaults(run=_pack)
+
     doctor = commands.add_parser(
         "doctor", help="show what amxq finds on this machine", allow_abbrev=False
     )
@@ -142,6 +165,26 @@ def _generate(arguments: argparse.Namespace) -> int:
 
 def _print_piece(text: str) -> None:
     print(text, end="", flush=True)
+
+
+def _inspect(arguments: argparse.Namespace) -> int:
+    from amxq.quantization.inspect import inspect_checkpoint
+    from amxq.quantization.inspect_text import render
+
+    found = inspect_checkpoint(arguments.folder)
+    text = json.dumps(found.as_dict(), indent=2) if arguments.json else None
+    print(text or render(found, every_layer=arguments.all))
+    return 0
+
+
+def _pack(arguments: argparse.Namespace) -> int:
+    from amxq.integrations.progress import Progress
+    from amxq.quantization.packed_checkpoint import pack_checkpoint
+
+    with Progress("packing") as progress:
+        packed = pack_checkpoint(arguments.folder, arguments.out, on_layer=progress.step)
+    print(f"{len(packed.quantized_layers())} layers packed into {arguments.out}", file=sys.stderr)
+    return 0
 
 
 def _doctor(arguments: argparse.Namespace) -> int:

@@ -1,7 +1,7 @@
 """``load_model``: a transformers model whose INT4 layers run on amxq.
 
 The model is built without memory for its weights (torch's meta device), its quantised
-``torch.nn.Linear`` layers are replaced by :class:`Int4Linear`, and only then are tensors read
+layers are replaced by :class:`Int4Linear`, and only then are tensors read
 from the checkpoint, one at a time: a quantised layer is packed as soon as it is read and its
 checkpoint tensors are let go, so that the peak of memory stays near the size of the result.
 """
@@ -18,10 +18,14 @@ from typing import Any
 import torch
 
 from amxq.errors import CheckpointError, QuantizationConfigError
+from amxq.integrations import skeleton
 from amxq.integrations.layers import Int4Linear
-from amxq.integrations.summary import LoadSummary, collapse
+from amxq.integrations.progress import Progress
+from amxq.integrations.summary import LoadSummary
 from amxq.quantization.checkpoint import Checkpoint
-from amxq.quantization.scheme import LayerScheme, is_lm_head_name
+from amxq.quantization.files import did_you_mean
+from amxq.quantization.names import some
+from amxq.quantization.scheme import LayerScheme, is_expert_name
 from amxq.runtime import targets
 
 _log = logging.getLogger(__name__)
@@ -31,12 +35,17 @@ _COMPUTED = re.compile(r"\.(rotary_emb\.inv_freq|attn\.(masked_bias|bias))$")
 
 
 def load_model(
-    folder: str | Path, *, target: str | None = None, dtype: torch.dtype = torch.bfloat16
+    folder: str | Path,
+    *,
+    target: str | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    allow_nonfinite: bool = False,
 ) -> tuple[Any, Any]:
     """The model and the tokenizer of a checkpoint folder.
 
-    Every model that transformers builds from ``torch.nn.Linear`` layers is served. No code from
-    the checkpoint is run and nothing is downloaded.
+    Every model that transformers builds from ``torch.nn.Linear`` and GPT-2's ``Conv1D`` layers is
+    served, and the folders that ``amxq pack`` writes load fastest. No code from the checkpoint is
+    run and nothing is downloaded.
 
     Args:
         folder: a local folder with config.json, safetensors files and a tokenizer.
@@ -44,6 +53,8 @@ def load_model(
             whole process; ``"auto"`` is the best that this CPU runs. None leaves the choice as
             it is; if nobody has made one, an AutoRound checkpoint is refused without usable AMX.
         dtype: of everything that is not quantised, and so of the activations.
+        allow_nonfinite: load layers with NaN or infinite scales too, with a warning that names
+            them, instead of refusing.
 
     Returns:
         (model, tokenizer): a ``transformers.PreTrainedModel`` in evaluation mode, with what was
@@ -51,7 +62,7 @@ def load_model(
 
     Raises:
         CheckpointError: a file is missing or broken, the tensors do not fit the model, or the
-            model has a quantised layer that is not a ``torch.nn.Linear``.
+            model has a quantised layer that is neither a ``torch.nn.Linear`` nor a ``Conv1D``.
         QuantizationConfigError: the quantisation is not one that amxq serves, or nobody asked
             for a target and there is no usable AMX.
         TargetError: this CPU does not run `target`.
@@ -59,27 +70,29 @@ def load_model(
     """
     path = Path(folder)
     if target is None:
-        return _load(path, dtype)
+        return _load(path, dtype, allow_nonfinite)
     with targets.target(target):
-        loaded = _load(path, dtype)
+        loaded = _load(path, dtype, allow_nonfinite)
     targets.set_target(target)
     return loaded
 
 
-def _load(folder: Path, dtype: torch.dtype) -> tuple[Any, Any]:
-    _need_transformers()
+def _load(folder: Path, dtype: torch.dtype, allow_nonfinite: bool) -> tuple[Any, Any]:
+    skeleton.need_transformers()
     checkpoint = Checkpoint.open(folder)
+    checkpoint.allow_nonfinite = allow_nonfinite
     layers = checkpoint.quantized_layers()
     for name, scheme in layers.items():
         _guard(checkpoint, name, scheme)
-    model = _empty_model(folder, list(layers), dtype)
-    biased = _replace_layers(model, checkpoint, list(layers))
+    model = skeleton.empty_model(folder, dtype, len(checkpoint.files))
+    names = skeleton.Names(model)
+    biased = _replace_layers(model, checkpoint, {names.layer(name): name for name in layers})
     _return_freed_memory()
-    _assign_plain(model, checkpoint, biased)
-    _initialise_buffers(model)
+    _assign_plain(model, checkpoint, names, biased)
+    skeleton.initialise_buffers(model)
     model.eval().requires_grad_(False)
-    model.amxq_summary = _summarise(model, checkpoint)
-    return model, _tokenizer(folder)
+    model.amxq_summary = _summarise(model, checkpoint, names)
+    return model, skeleton.tokenizer(folder)
 
 
 def _guard(checkpoint: Checkpoint, name: str, scheme: LayerScheme) -> None:
@@ -92,47 +105,6 @@ def _guard(checkpoint: Checkpoint, name: str, scheme: LayerScheme) -> None:
         raise QuantizationConfigError(f"layer {name!r}: {error}") from None
 
 
-def _need_transformers() -> None:
-    try:
-        import transformers  # noqa: F401
-    except ImportError as error:
-        raise ImportError(
-            f"amxq.load_model needs transformers ({error}); install it with "
-            f"pip install 'amxq[models]'"
-        ) from error
-
-
-def _empty_model(folder: Path, quantised: list[str], dtype: torch.dtype) -> Any:
-    """The model of config.json on the meta device, without the quantisation settings."""
-    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
-
-    try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-        if hasattr(config, "quantization_config"):
-            del config.quantization_config
-        if any(is_lm_head_name(name) for name in quantised):
-            config.tie_word_embeddings = False  # the head has its own weights in the file
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    except (OSError, ValueError, KeyError, AttributeError) as error:
-        raise CheckpointError(
-            f"{folder}: transformers cannot build a language model from config.json: {error}"
-        ) from error
-    model.name_or_path = str(folder)
-    if (folder / "generation_config.json").is_file():
-        model.generation_config = GenerationConfig.from_pretrained(folder, local_files_only=True)
-    return model
-
-
-def _tokenizer(folder: Path) -> Any:
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise CheckpointError(f"{folder}: the tokenizer cannot be loaded: {error}") from error
-
-
 def _return_freed_memory() -> None:
     """Give the allocator's free pages back: unpacking leaves many, 31 MB for a 135M model."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
@@ -140,62 +112,86 @@ def _return_freed_memory() -> None:
         trim(0)
 
 
-def _replace_layers(model: Any, checkpoint: Checkpoint, quantised: list[str]) -> set[str]:
+def _replace_layers(model: Any, checkpoint: Checkpoint, quantised: dict[str, str]) -> set[str]:
     """Put an :class:`Int4Linear` in the place of each quantised layer, packing one at a time.
 
-    Returns the names of those that the model wants a bias for.
+    Args:
+        quantised: {the model's name of a layer: the checkpoint's}.
+
+    Returns:
+        The names of those that the model wants a bias for.
     """
     biased = set()
-    for name in quantised:
-        _check_replaceable(model, name)
-    for name in quantised:
-        old = model.get_submodule(name)
-        packed = checkpoint.load_layer(name)
-        if (packed.out_features, packed.in_features) != (old.out_features, old.in_features):
-            raise CheckpointError(
-                f"layer {name!r} is [{packed.out_features}, {packed.in_features}] in the file; "
-                f"expected [{old.out_features}, {old.in_features}] from config.json; the two do "
-                f"not belong together"
-            )
-        if old.bias is not None:
-            biased.add(name)
-        parent, _, attribute = name.rpartition(".")
-        setattr(model.get_submodule(parent), attribute, Int4Linear.from_packed(packed))
+    sizes = _sizes_of_replaceable(model, quantised)
+    with Progress("loading", len(quantised)) as progress:
+        for name, stored in quantised.items():
+            packed = checkpoint.load_layer(stored)
+            if (packed.out_features, packed.in_features) != sizes[name]:
+                raise CheckpointError(
+                    f"layer {stored!r} is [{packed.out_features}, {packed.in_features}] in the "
+                    f"file; expected {list(sizes[name])} from config.json; the two do not belong "
+                    f"together"
+                )
+            if model.get_submodule(name).bias is not None:
+                biased.add(name)
+            model.set_submodule(name, Int4Linear.from_packed(packed))
+            progress.step(name)
     return biased
 
 
-def _check_replaceable(model: Any, name: str) -> None:
-    try:
-        layer = model.get_submodule(name)
-    except AttributeError:
+def _sizes_of_replaceable(model: Any, quantised: dict[str, str]) -> dict[str, tuple[int, int]]:
+    """{layer: (N, K)}; raises CheckpointError for a layer that cannot be replaced."""
+    from transformers.pytorch_utils import Conv1D
+
+    kind = type(model).__name__
+    experts = [stored for stored in quantised.values() if is_expert_name(stored)]
+    if experts:
         raise CheckpointError(
-            f"the checkpoint has a quantised layer {name!r}, but transformers' "
-            f"{type(model).__name__} has no layer of that name (fused experts, for example, are "
-            f"not torch.nn.Linear layers); load it alone with amxq.load_layer"
-        ) from None
-    if not isinstance(layer, torch.nn.Linear):
-        raise CheckpointError(
-            f"quantised layer {name!r} is a {type(layer).__name__} in transformers' "
-            f"{type(model).__name__}; amxq.load_model replaces torch.nn.Linear only; load it "
-            f"alone with amxq.load_layer"
+            f"INT4 experts need amxq.fused_moe, which amxq.load_model does not put into "
+            f"transformers' {kind} yet: {some(experts, 3)}; load them alone with amxq.load_layer"
         )
+    modules = dict(model.named_modules())
+    sizes = {}
+    for name, stored in quantised.items():
+        layer = modules.get(name)
+        if isinstance(layer, torch.nn.Linear):
+            sizes[name] = layer.out_features, layer.in_features
+        elif isinstance(layer, Conv1D):  # GPT-2's; exporters store its weight as a Linear's
+            sizes[name] = layer.nf, layer.nx
+        elif layer is None:
+            raise CheckpointError(
+                f"the checkpoint has a quantised layer {stored!r}, but transformers' {kind} has "
+                f"no layer of that name{did_you_mean(name, modules)}; load it alone with "
+                f"amxq.load_layer"
+            )
+        else:
+            raise CheckpointError(
+                f"quantised layer {stored!r} is a {type(layer).__name__} in transformers' {kind}; "
+                f"amxq.load_model replaces torch.nn.Linear and Conv1D only; load it alone with "
+                f"amxq.load_layer"
+            )
+    return sizes
 
 
-def _assign_plain(model: Any, checkpoint: Checkpoint, biased: set[str]) -> None:
+def _assign_plain(
+    model: Any, checkpoint: Checkpoint, names: skeleton.Names, biased: set[str]
+) -> None:
     """Read every tensor that is not part of a quantised weight into its place in the model."""
     layers = {n: m for n, m in model.named_modules() if isinstance(m, Int4Linear)}
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     places = {n for n in model.state_dict() if n.rpartition(".")[0] not in layers} | parameters
     missing = places | {f"{name}.bias" for name in biased}
     unexpected: list[str] = []
-    for name in checkpoint.plain_tensors():
-        owner, _, kind = name.rpartition(".")
-        if owner in layers and kind == "bias":
-            layers[owner].set_bias(checkpoint.read(name))
+    for stored in checkpoint.plain_tensors():
+        owner, _, kind = stored.rpartition(".")
+        layer = layers.get(names.layer(owner)) if kind == "bias" else None
+        name = f"{names.layer(owner)}.bias" if layer else names.tensor(stored)
+        if layer is not None:
+            layer.set_bias(checkpoint.read(stored))
         elif name in places:
-            _assign(model, name, checkpoint.read(name), is_parameter=name in parameters)
+            _assign(model, name, checkpoint.read(stored), is_parameter=name in parameters)
         else:
-            unexpected.append(name)
+            unexpected.append(stored)
         missing.discard(name)
     _drop_ties_of_quantised(model)
     model.tie_weights(missing_keys=missing, recompute_mapping=False)
@@ -230,12 +226,13 @@ def _drop_ties_of_quantised(model: Any) -> None:
 
 
 def _report(model: Any, missing: Iterable[str], unexpected: list[str]) -> None:
+    """Say once which tensors are missing, which is an error, and which are left over."""
     ignorable = [re.compile(p) for p in model._keys_to_ignore_on_load_missing or ()]
     absent = sorted(n for n in missing if not any(p.search(n) for p in ignorable))
     if absent:
         raise CheckpointError(
             f"the checkpoint lacks {len(absent)} tensors that {type(model).__name__} needs: "
-            f"{_some(absent)}; the download may be incomplete"
+            f"{some(absent)}{did_you_mean(absent[0], unexpected)}; the download may be incomplete"
         )
     expected = [re.compile(p) for p in model._keys_to_ignore_on_load_unexpected or ()]
     surprising = [
@@ -246,49 +243,12 @@ def _report(model: Any, missing: Iterable[str], unexpected: list[str]) -> None:
             "%d tensors of the checkpoint have no place in %s and were left out: %s",
             len(surprising),
             type(model).__name__,
-            _some(surprising),
+            some(surprising),
         )
 
 
-def _some(names: list[str], most: int = 8) -> str:
-    kinds = collapse(names)
-    more = f" and {len(kinds) - most} more kinds" if len(kinds) > most else ""
-    return ", ".join(kinds[:most]) + more
-
-
-def _initialise_buffers(model: Any) -> None:
-    """Compute what no file holds (rotary frequencies) with the model's own initialiser."""
-    from transformers import PreTrainedModel
-
-    with torch.no_grad():
-        for name, module in model.named_modules():
-            empty = [k for k, b in module.named_buffers(recurse=False) if b.is_meta]
-            if not empty:
-                continue
-            for key in empty:
-                old = module._buffers[key]
-                poison = float("nan") if old.is_floating_point() else 0
-                module._buffers[key] = torch.full_like(old, poison, device="cpu")
-            _owner(model, name, PreTrainedModel)._init_weights(module)
-            for key in empty:
-                if module._buffers[key].isnan().any():
-                    raise CheckpointError(
-                        f"buffer {key!r} of {name or 'the model'!r} is not in the checkpoint, and "
-                        f"transformers' {type(model).__name__} does not say how to compute it"
-                    )
-
-
-def _owner(model: Any, name: str, kind: type) -> Any:
-    """The innermost module of type `kind` that `name` is in; its initialiser is the one to ask."""
-    while name:
-        module = model.get_submodule(name)
-        if isinstance(module, kind):
-            return module
-        name = name.rpartition(".")[0]
-    return model
-
-
-def _summarise(model: Any, checkpoint: Checkpoint) -> LoadSummary:
+def _summarise(model: Any, checkpoint: Checkpoint, names: skeleton.Names) -> LoadSummary:
+    stored = {names.layer(name): name for name in checkpoint.dense_layers()}
     ours: list[str] = []
     others: dict[str, str] = {}
     packed_bytes = 0
@@ -297,6 +257,6 @@ def _summarise(model: Any, checkpoint: Checkpoint) -> LoadSummary:
             ours.append(name)
             packed_bytes += module.packed.nbytes
         elif isinstance(module, torch.nn.Linear):
-            others[name] = checkpoint.why_plain(name)
+            others[name] = checkpoint.why_plain(stored.get(name, name))
     plain = {p.data_ptr(): p.numel() * p.element_size() for p in model.parameters()}
     return LoadSummary(tuple(ours), others, targets.get_target(), packed_bytes, sum(plain.values()))

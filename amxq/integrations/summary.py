@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from dataclasses import dataclass, field
+
+from amxq.quantization.names import collapse
 
 
 @dataclass(frozen=True)
@@ -38,32 +39,6 @@ class LoadSummary:
         for reason, names in reasons.items():
             lines.append(f"  unquantised: {', '.join(collapse(names))}: {reason}")
         return "\n".join(lines)
-
-
-def collapse(names: list[str]) -> list[str]:
-    """``layers.0.x, layers.1.x`` as ``layers.[0-1].x``: one entry for each kind of layer."""
-    numbers: dict[str, list[int]] = {}
-    for name in names:
-        found = re.search(r"\.(\d+)\.", name)
-        kind = f"{name[: found.start()]}.*.{name[found.end() :]}" if found else name
-        numbers.setdefault(kind, []).extend([int(found[1])] if found else [])
-    return [
-        kind.replace("*", _ranges(sorted(seen)), 1) if seen else kind
-        for kind, seen in numbers.items()
-    ]
-
-
-def _ranges(numbers: list[int]) -> str:
-    """``[0, 1, 2, 5]`` as ``[0-2,5]``, and a single number as itself."""
-    if len(numbers) == 1:
-        return str(numbers[0])
-    spans: list[list[int]] = []
-    for number in numbers:
-        if spans and number == spans[-1][1] + 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    return "[" + ",".join(str(a) if a == b else f"{a}-{b}" for a, b in spans) + "]"
 
 
 def _mib(count: int) -> str:

@@ -6,7 +6,6 @@ Versions since 0.4.2 are read. The rules, and where other loaders differ, are in
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -21,13 +20,13 @@ from amxq.quantization.base import (
     scheme_of,
 )
 from amxq.quantization.packing import Format
+from amxq.quantization.patterns import Pattern
 from amxq.quantization.scheme import (
     FUSED_LAYERS,
     UNQUANTIZED,
     LayerScheme,
     agreed,
-    compile_regex,
-    expert_names,
+    expert_schemes,
     fused_siblings,
     has_path,
     is_lm_head_name,
@@ -109,6 +108,7 @@ class AutoRoundConfig(QuantizationConfig):
     static_groups: bool = False
     gptq_defaulted_config_keys: tuple[str, ...] = ()
     modules_to_not_convert: list[str] | None = None
+    assumed: Mapping[str, Any] = field(default_factory=dict)
     packed_modules_mapping: Mapping[str, tuple[str, ...]] = field(
         default_factory=lambda: dict(FUSED_LAYERS)
     )
@@ -126,15 +126,15 @@ class AutoRoundConfig(QuantizationConfig):
         self.dynamic = self.dynamic or {}
         self._default = LayerScheme(self.weight_bits, self.group_size, self.sym)
         self._extra = self.extra_config or {}
-        self._regexes: dict[str, re.Pattern[str]] = {
-            key: compile_regex(key, "quantization_config['extra_config']")
+        self._regexes: dict[str, Pattern] = {
+            key: Pattern(key, "quantization_config['extra_config']")
             for key in self._extra
             if is_regex(key)
         }
         for key, entry in self._extra.items():
             if entry.get("rotation_config") or entry.get("spinquant_config"):
-                raise _rotated(f"extra_config[{key!r}]")
-            scheme_of(entry, self._default, f"extra_config[{key!r}]")
+                raise _rotated(f"extra_config[{fields.shown(key)}]")
+            scheme_of(entry, self._default, f"extra_config[{fields.shown(key)}]")
         self._logged_gptq_defaults = False
 
     def __repr__(self) -> str:
@@ -185,6 +185,15 @@ class AutoRoundConfig(QuantizationConfig):
                 name for name, keys in _GPTQ_KEYS.items() if not any(k in config for k in keys)
             ),
             modules_to_not_convert=fields.names(config, ["modules_to_not_convert"]),
+            assumed=fields.assumed(
+                config,
+                {
+                    ("sym",): True,
+                    ("packing_format",): old_packing,
+                    ("data_type",): "int",
+                    **{keys: _GPTQ_DEFAULTS[name] for name, keys in _GPTQ_KEYS.items()},
+                },
+            ),
         )
 
     @property
@@ -339,32 +348,32 @@ class AutoRoundConfig(QuantizationConfig):
         base = self._default if quantized or key == name else UNQUANTIZED
         if key is None:
             return base
-        return scheme_of(self._extra[key], base, f"extra_config[{key!r}]")
+        return scheme_of(self._extra[key], base, f"extra_config[{fields.shown(key)}]")
 
     def _expert_schemes(self, name: str, quantized: bool) -> dict[str, LayerScheme]:
         """What extra_config says of layers below the fused experts ``name``, by where it is said.
 
-        Plain entries are taken as they are. For a pattern, the other layers of an expert that it
-        hits count too, so that one which quantises only ``down_proj`` differently is noticed.
+        Plain entries are taken as they are: the exporter writes one for every layer.
         """
-        sources = {
+        plain = {
             key: self._resolved(key, quantized)
             for key in self._extra
             if key not in self._regexes and reaches(name, key)
         }
-        for expert in expert_names(name, self._regexes) if self._regexes else ():
-            keys = [self._entry(layer) for layer in expert]
-            if any(key in self._regexes for key in keys if key is not None):
-                for layer, key in zip(expert, keys, strict=True):
-                    label = key if key is not None else f"{layer} (no entry)"
-                    sources.setdefault(label, self._resolved(layer, quantized))
-        return sources
+
+        def rule(layer: str) -> str | None:
+            key = self._entry(layer)
+            return key if key in self._regexes else None
+
+        return plain | expert_schemes(
+            name, self._regexes, rule, lambda layer: self._resolved(layer, quantized)
+        )
 
 
 def _one_of(field_name: str, value: object, accepted: tuple[object, ...]) -> None:
     if value not in accepted or isinstance(value, bool):
         raise QuantizationConfigError(
-            f"quantization_config[{field_name!r}] is {value!r}; expected one of "
+            f"quantization_config[{field_name!r}] is {fields.shown(value)}; expected one of "
             f"{', '.join(map(str, accepted))}; export the model in one of these"
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from amxq.errors import QuantizationConfigError
@@ -24,6 +24,13 @@ from amxq.quantization.scheme import (
 _GEMM_VERSIONS = ("gemm", "exllama", "ipex")
 
 
+# What the fields mean that a file may leave out, for the record.
+_DEFAULTS: dict[tuple[str, ...], Any] = {
+    ("zero_point",): True,
+    ("version", "checkpoint_format", "format"): "gemm",
+}
+
+
 @dataclass(eq=False)
 class AWQConfig(QuantizationConfig):
     """Configuration of an AWQ checkpoint; ``from_config`` reads a file's.
@@ -40,12 +47,13 @@ class AWQConfig(QuantizationConfig):
     version: str = "gemm"
     modules_to_not_convert: list[str] | None = None
     lm_head_quantized: bool = False
+    assumed: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.version.lower() not in _GEMM_VERSIONS:
             raise QuantizationConfigError(
-                f"AWQ version is {self.version!r}, whose tensors have another layout; expected "
-                f"{', '.join(_GEMM_VERSIONS)}; export the model with version gemm"
+                f"AWQ version is {fields.shown(self.version)}, whose tensors have another layout; "
+                f"expected {', '.join(_GEMM_VERSIONS)}; export the model with version gemm"
             )
         fields.check_group_size(self.group_size, "quantization_config['group_size']")
         self.sym = not self.zero_point
@@ -61,8 +69,8 @@ class AWQConfig(QuantizationConfig):
         word = fields.text(config, ["pack_dtype"], "int32")
         if word != "int32":
             raise QuantizationConfigError(
-                f"quantization_config['pack_dtype'] is {word!r}; expected 'int32'; export the "
-                f"model with pack_dtype int32"
+                f"quantization_config['pack_dtype'] is {fields.shown(word)}; expected 'int32'; "
+                f"export the model with pack_dtype int32"
             )
         return cls(
             version=fields.text(config, ["version", "checkpoint_format", "format"], "gemm"),
@@ -71,6 +79,7 @@ class AWQConfig(QuantizationConfig):
             zero_point=fields.boolean(config, ["zero_point"], True),
             modules_to_not_convert=fields.names(config, ["modules_to_not_convert"]),
             lm_head_quantized=fields.boolean(config, ["lm_head", "lm_head_quantized"], False),
+            assumed=fields.assumed(config, _DEFAULTS),
         )
 
     @property

@@ -1,4 +1,4 @@
-"""What the three configurations share: guards, and the method that builds one layer."""
+"""What all configurations share: guards, and the method that builds one layer."""
 
 from __future__ import annotations
 
@@ -39,51 +39,66 @@ class LayerMethod:
         self,
         qweight: torch.Tensor,
         scales: torch.Tensor,
-        qzeros: torch.Tensor,
+        qzeros: torch.Tensor | None,
         g_idx: torch.Tensor | None = None,
+        *,
+        allow_nonfinite: bool = False,
     ) -> PackedWeight:
         """Pack this layer's checkpoint tensors, as amxq.pack takes them.
 
         Raises:
             CheckpointError: the tensors do not fit each other or the format; the layer is named.
         """
+        format = self.true_format(qzeros, scales.shape[-1]) if scales.dim() else self.format
+        if format != self.format:
+            self.config.warn_mislabelled_once(self.prefix, stored=7 if format == "gptq" else 8)
         try:
             return pack(
                 qweight,
                 scales,
                 qzeros,
-                format=self._format_of(qzeros, scales),
+                format=format,
                 group_size=self.scheme.group_size,
                 g_idx=g_idx,
+                allow_nonfinite=allow_nonfinite,
             )
         except (ValueError, TypeError) as error:
             raise CheckpointError(f"layer {self.prefix!r}: {error}") from error
 
-    def _format_of(self, qzeros: torch.Tensor, scales: torch.Tensor) -> Format:
+    def true_format(self, qzeros: torch.Tensor | None, columns: int) -> Format:
         """The label, unless a symmetric layer's zeros say that it is wrong."""
-        usable = qzeros.dtype == torch.int32 and qzeros.dim() >= 2 and scales.dim() >= 2
-        if self.format not in ("gptq", "gptq_v2") or not self.scheme.sym or not usable:
+        if self.format not in ("gptq", "gptq_v2") or not self.scheme.sym or qzeros is None:
             return self.format
-        columns = scales.shape[-1]
-        if 0 in qzeros.shape or qzeros.shape[-1] != -(-columns // 8):
+        fits = qzeros.dtype == torch.int32 and qzeros.shape[-1:] == (-(-columns // 8),)
+        if not fits or qzeros.dim() < 2 or 0 in qzeros.shape:
             return self.format  # pack says what is wrong
         said = self.format == "gptq"
         minus_one = unpack.symmetric_minus_one(qzeros, columns, minus_one=said)
-        if minus_one == said:
-            return self.format
-        self.config.warn_mislabelled_once(self.prefix, stored=7 if minus_one else 8)
         return "gptq" if minus_one else "gptq_v2"
 
 
 class QuantizationConfig(ABC):
-    """A checkpoint's quantisation: which layers, how many bits, which packing."""
+    """A checkpoint's quantisation: which layers, how many bits, which packing.
+
+    ``assumed`` maps each key that the file does not give to the default used for it.
+    """
 
     name: ClassVar[str]
+    assumed: Mapping[str, Any]
     weight_bits: int
     group_size: int
     sym: bool
     lm_head_quantized: bool
     _warned_mislabelled: bool = False
+
+    @classmethod
+    @abstractmethod
+    def from_config(cls, config: Mapping[str, Any]) -> QuantizationConfig:
+        """Read the quantization_config of a file.
+
+        Raises:
+            QuantizationConfigError: a field is missing, of the wrong type, or not supported.
+        """
 
     @property
     @abstractmethod

@@ -9,26 +9,27 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable
+import re
 from functools import cached_property
 from typing import Any
 
 import torch
 
 from amxq.errors import CheckpointError, QuantizationConfigError
-from amxq.quantization.base import LayerMethod, check_bits
-from amxq.quantization.detect import AnyConfig, load_quantization_config, read_json
-from amxq.quantization.files import TensorFiles
-from amxq.quantization.packed import BLOCK, PackedWeight
+from amxq.quantization.base import LayerMethod, QuantizationConfig, check_bits
+from amxq.quantization.detect import load_quantization_config, read_json
+from amxq.quantization.files import TensorFiles, did_you_mean
+from amxq.quantization.inputs import is_finite
+from amxq.quantization.names import some
+from amxq.quantization.packed import PackedWeight
 from amxq.quantization.packing import Format
 from amxq.quantization.scheme import UNQUANTIZED, LayerScheme
+from amxq.quantization.stored import Parts, StoredLayer, stored_layer, stored_parts
 
 logger = logging.getLogger(__name__)
 
-# The tensors of a quantised layer; beside them only the bias is read as it is.
-_PACKED_PARTS = ("qweight", "qzeros", "scales", "g_idx")
-
-_KNOWN_BITS = (4, 8, 2, 3)
+# Last names of what has a matrix but multiplies nothing: embeddings and norms.
+_NO_LAYER = re.compile("embed|norm|^wte$|^wpe$")
 
 
 class Checkpoint:
@@ -37,22 +38,32 @@ class Checkpoint:
     Attributes:
         folder: its path.
         files: names, shapes and dtypes of all tensors.
-        quantization: AutoRoundConfig, GPTQConfig or AWQConfig.
+        quantization: how it is quantised.
+        allow_nonfinite: take layers whose scales are NaN or infinite, with a warning.
     """
 
-    def __init__(self, files: TensorFiles, quantization: AnyConfig) -> None:
+    allow_nonfinite = False
+
+    def __init__(self, files: TensorFiles, quantization: QuantizationConfig) -> None:
         self.files = files
         self.folder = files.folder
         self.quantization = quantization
+        self._schemes: dict[str, LayerScheme] = {}
 
     @classmethod
     def open(cls, folder: str | os.PathLike[str]) -> Checkpoint:
         """Open a folder: its quantisation first, then the headers of its files.
 
+        A packed checkpoint (``amxq pack``) is opened as one.
+
         Raises:
             QuantizationConfigError: no quantisation, or one that is not supported.
             CheckpointError: files are missing, damaged, or contradict each other.
         """
+        from amxq.quantization import packed_checkpoint
+
+        if packed_checkpoint.is_packed(folder):
+            return packed_checkpoint.PackedCheckpoint.open(folder)
         quantization = load_quantization_config(folder)
         return cls(TensorFiles(folder), quantization)
 
@@ -78,13 +89,13 @@ class Checkpoint:
         Raises:
             CheckpointError: a layer's tensors contradict each other or are incomplete.
         """
-        return {prefix: method.scheme for prefix, method in self._methods.items()}
+        return {prefix: layer.method.scheme for prefix, layer in self._layers.items()}
 
     def plain_tensors(self) -> list[str]:
         """Names of all tensors that are not part of a quantised weight: to be read as they are."""
         packed: set[str] = set()
-        for prefix in self._methods:
-            packed.update(f"{prefix}.{part}" for part in (*_PACKED_PARTS, "weight"))
+        for prefix, layer in self._layers.items():
+            packed.update((*layer.tensor_names(), f"{prefix}.weight"))
         return [name for name in self.files if name not in packed]
 
     def read(self, name: str) -> torch.Tensor:
@@ -101,17 +112,20 @@ class Checkpoint:
         Raises:
             CheckpointError: there is no such layer, or it is dense.
         """
-        if prefix in self._methods:
-            return self._methods[prefix]
+        return self.stored(prefix).method
+
+    def stored(self, prefix: str) -> StoredLayer:
+        """How one quantised layer is stored. Raises as :meth:`method`."""
+        if prefix in self._layers:
+            return self._layers[prefix]
         if f"{prefix}.weight" in self.files:
             raise CheckpointError(
                 f"layer {prefix!r} is not quantised: {self.why_plain(prefix)}; "
                 f"read {prefix + '.weight'!r} instead"
             )
-        close = _close(prefix, self._methods)
         raise CheckpointError(
             f"there is no quantised layer {prefix!r} in {str(self.folder)!r}"
-            + (f"; did you mean {' or '.join(map(repr, close))}?" if close else "")
+            f"{did_you_mean(prefix, self._layers)}"
         )
 
     def load_layer(self, prefix: str) -> PackedWeight:
@@ -121,18 +135,36 @@ class Checkpoint:
             CheckpointError: no such layer, or its tensors are damaged.
             QuantizationConfigError: it is not 4-bit, or its settings are not supported.
         """
-        method = self.method(prefix)
+        layer = self.stored(prefix)
+        self._check_servable(layer)
+        qweight, scales, zeros, g_idx = layer.read(self.files)
+        if scales.is_floating_point() and scales.numel() and not is_finite(scales):
+            if not self.allow_nonfinite:
+                raise self._nonfinite()
+            logger.warning("layer %r has scales that are NaN or infinite", prefix)
+        return layer.method.build(
+            qweight, scales, zeros, g_idx, allow_nonfinite=self.allow_nonfinite
+        )
+
+    def _check_servable(self, layer: StoredLayer) -> None:
+        prefix = layer.prefix
         try:
-            check_bits(method.scheme.bits)
+            check_bits(layer.method.scheme.bits)
         except QuantizationConfigError as error:
             raise QuantizationConfigError(f"layer {prefix!r}: {error}") from None
         self.quantization.check_loadable()
-        g_idx = f"{prefix}.g_idx"
-        return method.build(
-            self.read(f"{prefix}.qweight"),
-            self.read(f"{prefix}.scales"),
-            self.read(f"{prefix}.qzeros"),
-            self.read(g_idx) if g_idx in self.files else None,
+
+    def _nonfinite(self) -> CheckpointError:
+        """The error for scales that are not finite: it names all layers that have some."""
+        bad = []
+        for prefix, layer in self._layers.items():
+            scales = self.files.read(f"{prefix}.{layer.parts.scales}")
+            if scales.is_floating_point() and scales.numel() and not is_finite(scales):
+                bad.append(prefix)
+        return CheckpointError(
+            f"{len(bad)} of {len(self._layers)} layers have scales that are NaN or infinite: "
+            f"{some(bad)}; the checkpoint is damaged or was quantised to overflow: quantise it "
+            f"again, or allow it with allow_nonfinite=True"
         )
 
     def why_plain(self, prefix: str) -> str:
@@ -146,44 +178,62 @@ class Checkpoint:
         return "the configuration leaves it in 16 bits"
 
     @cached_property
-    def _methods(self) -> dict[str, LayerMethod]:
+    def _layers(self) -> dict[str, StoredLayer]:
+        return self._find_layers()
+
+    def quantized_parts(self) -> dict[str, Parts]:
+        """{layer: the family of its tensors} of all quantised layers, sound or not."""
+        return stored_parts(self.files)
+
+    def describe(self, prefix: str) -> StoredLayer:
+        """How one layer of :meth:`quantized_parts` is stored.
+
+        Raises:
+            CheckpointError: its tensors contradict each other or are incomplete.
+        """
+        return stored_layer(self.quantization, self.files, prefix, self._said(prefix))
+
+    def _find_layers(self) -> dict[str, StoredLayer]:
         quantization, files = self.quantization, self.files
-        methods: dict[str, LayerMethod] = {}
+        layers: dict[str, StoredLayer] = {}
         differences: dict[str, list[str]] = {}
-        for name in files:
-            prefix, _, part = name.rpartition(".")
-            if part == "qweight" and prefix:
-                said = self._said(prefix)
-                methods[prefix] = _method_from_tensors(quantization, files, prefix, said)
-                for what in _differences(said, quantization.tensor_format, methods[prefix]):
-                    differences.setdefault(what, []).append(prefix)
-                if f"{prefix}.weight" in files:
-                    differences.setdefault("quantised and dense at once", []).append(prefix)
-        for name in files:
-            prefix, _, part = name.rpartition(".")
-            if part == "weight" and prefix not in methods and self._looks_quantizable(prefix):
+        for prefix in self.quantized_parts():
+            layers[prefix] = self.describe(prefix)
+            said, found = self._said(prefix), layers[prefix].method
+            for what in _differences(said, quantization.tensor_format, found):
+                differences.setdefault(what, []).append(prefix)
+            if f"{prefix}.weight" in files:
+                differences.setdefault("quantised and dense at once", []).append(prefix)
+        for prefix in self.dense_layers():
+            if self._said(prefix).quantized:
                 differences.setdefault("said to be quantised, but dense", []).append(prefix)
         if differences:
             logger.warning(
                 "%s: configuration and tensors disagree, the tensors win: %s",
                 self.folder.name,
-                "; ".join(f"{what}: {_listed(where)}" for what, where in differences.items()),
+                "; ".join(f"{what}: {some(where, 3)}" for what, where in differences.items()),
             )
-        return methods
+        return layers
+
+    def dense_layers(self) -> list[str]:
+        """Unquantised layers with a matrix for a weight, other than embeddings and norms."""
+        found, quantised = [], self.quantized_parts()
+        for name in self.files:
+            prefix, _, part = name.rpartition(".")
+            if part == "weight" and len(self.files.shape(name)) == 2:
+                if prefix not in quantised and not _NO_LAYER.search(prefix.rpartition(".")[2]):
+                    found.append(prefix)
+        return found
 
     def _said(self, prefix: str) -> LayerScheme:
         """What the configuration says of a layer; unquantised if it contradicts itself."""
-        try:
-            return self.quantization.get_layer_config(prefix)
-        except QuantizationConfigError as error:
-            logger.warning("%s; the tensors decide", error)
-            return UNQUANTIZED
-
-    def _looks_quantizable(self, prefix: str) -> bool:
-        last = prefix.rpartition(".")[2]
-        if "embed" in last or "norm" in last or len(self.files.shape(f"{prefix}.weight")) != 2:
-            return False
-        return self._said(prefix).quantized
+        if prefix not in self._schemes:
+            try:
+                self._schemes[prefix] = self.quantization.get_layer_config(prefix)
+            except QuantizationConfigError as error:
+                logger.warning("%s; the tensors decide", error)
+                self._schemes[prefix] = UNQUANTIZED
+        return self._schemes[prefix]
 
 
 def load_layer(folder: str | os.PathLike[str], prefix: str) -> PackedWeight:
@@ -202,76 +252,6 @@ def load_layer(folder: str | os.PathLike[str], prefix: str) -> PackedWeight:
     return Checkpoint.open(folder).load_layer(prefix)
 
 
-def _method_from_tensors(
-    quantization: AnyConfig, files: TensorFiles, prefix: str, said: LayerScheme
-) -> LayerMethod:
-    """Bits, group size and layout from the shapes; symmetry from the configuration."""
-    shapes = {}
-    for part in ("qweight", "scales", "qzeros"):
-        if f"{prefix}.{part}" not in files:
-            raise CheckpointError(
-                f"layer {prefix!r} has no tensor {prefix + '.' + part!r}; its files are "
-                f"incomplete: download or export the checkpoint again"
-            )
-        shapes[part] = files.shape(f"{prefix}.{part}")
-    q, s, z = shapes["qweight"], shapes["scales"], shapes["qzeros"]
-    for part in ("qweight", "qzeros"):
-        dtype = files.dtype(f"{prefix}.{part}")
-        if dtype != "I32":
-            raise CheckpointError(
-                f"{prefix}.{part} is stored as {dtype}; expected I32, as GPTQ and AWQ (gemm) pack "
-                f"it; export the checkpoint in one of these"
-            )
-    if not (len(q) == len(s) == len(z) and len(q) in (2, 3)) or 0 in (*q, *s, *z):
-        raise _contradiction(prefix, shapes)
-    N, G = s[-1], s[-2]
-    expected = [b for b in _KNOWN_BITS if -(-N * b // 32) == z[-1]]
-    layout: Format
-    if q[-1] == N:
-        layout = "gptq"
-    elif q[-1] == z[-1]:
-        layout = "awq"
-    else:
-        raise _contradiction(prefix, shapes)
-    if not expected or z[-2] != G or len({t[:-2] for t in (q, s, z)}) != 1:
-        raise _contradiction(prefix, shapes)
-    bits = said.bits if said.bits in expected else expected[0]
-    K = q[-2] * 32 // bits if layout == "gptq" else q[-2]
-    g_idx = f"{prefix}.g_idx"
-    if g_idx in files and layout == "gptq":
-        (*_, count) = files.shape(g_idx) or (0,)
-        K = count if K - 8 < count < K else K
-    group = _group_size((said.group_size, quantization.group_size), K, G)
-    if group is None and g_idx in files and files.dtype(g_idx) in ("I32", "I64"):
-        # Act order with an unknown group size: all groups but the last are as large as the largest.
-        groups = files.read(g_idx).flatten().clamp(0, G - 1)
-        group = int(torch.bincount(groups).max())
-    if group is None:
-        raise CheckpointError(
-            f"layer {prefix!r} has {G} groups for K = {K}; expected "
-            f"{-(-K // quantization.group_size)} with the configuration's group_size "
-            f"{quantization.group_size}, and no other can be told from the shapes; correct "
-            f"group_size in the configuration"
-        )
-    sym = said.sym if said.quantized else quantization.sym
-    format = quantization.tensor_format
-    if (layout == "awq") != (format == "awq"):
-        format = layout
-    return LayerMethod(quantization, prefix, LayerScheme(bits, group, sym), "linear", format)
-
-
-def _group_size(said: Iterable[int], K: int, G: int) -> int | None:
-    """The first group size said that makes G groups of K, else K / G where that is sensible."""
-    for group in said:
-        if group == -1 and G == 1:
-            return -1
-        if group > 0 and -(-K // group) == G:
-            return group
-    if G == 1:
-        return -1
-    return K // G if K % (G * BLOCK) == 0 else None
-
-
 def _differences(said: LayerScheme, format: Format, method: LayerMethod) -> list[str]:
     found = method.scheme
     different = []
@@ -284,23 +264,3 @@ def _differences(said: LayerScheme, format: Format, method: LayerMethod) -> list
     if (format == "awq") != (method.format == "awq"):
         different.append(f"said to be packed as {format}, but {method.format}")
     return different
-
-
-def _contradiction(prefix: str, shapes: dict[str, tuple[int, ...]]) -> CheckpointError:
-    found = ", ".join(f"{part} {list(shape)}" for part, shape in shapes.items())
-    return CheckpointError(
-        f"layer {prefix!r} has {found}, which do not fit each other; expected GPTQ (qweight "
-        f"[K/8, N], scales [G, N], qzeros [G, N/8]) or AWQ (qweight [K, N/8], the others alike); "
-        f"the files are damaged or of another format: download or export the checkpoint again"
-    )
-
-
-def _close(prefix: str, names: Iterable[str]) -> list[str]:
-    import difflib
-
-    return difflib.get_close_matches(prefix, list(names), n=2)
-
-
-def _listed(names: list[str], most: int = 3) -> str:
-    text = ", ".join(names[:most])
-    return text if len(names) <= most else f"{text} and {len(names) - most} more"

@@ -9,19 +9,22 @@ from pathlib import Path
 from typing import Any
 
 from amxq.errors import CheckpointError, QuantizationConfigError
+from amxq.quantization import fields
 from amxq.quantization.autoround import AutoRoundConfig
 from amxq.quantization.awq import AWQConfig
+from amxq.quantization.base import QuantizationConfig
+from amxq.quantization.compressed_tensors import CompressedTensorsConfig
 from amxq.quantization.gptq import GPTQConfig
 
-AnyConfig = AutoRoundConfig | GPTQConfig | AWQConfig
-
-_METHODS: dict[str, type[AutoRoundConfig] | type[GPTQConfig] | type[AWQConfig]] = {
+_METHODS: dict[str, type[QuantizationConfig]] = {
     "auto-round": AutoRoundConfig,
     "intel/auto-round": AutoRoundConfig,
     "autoround": AutoRoundConfig,
     "gptq": GPTQConfig,
     "awq": AWQConfig,
+    "compressed-tensors": CompressedTensorsConfig,
 }
+_EXPECTED = "auto-round, gptq, awq or compressed-tensors"
 
 # Beside config.json, or alone: AutoRound; GPTQModel and AutoGPTQ; AWQ of the first hour.
 _SIDE_FILES = ("quantization_config.json", "quantize_config.json", "quant_config.json")
@@ -32,14 +35,16 @@ _NESTED = ("text_config", "llm_config", "language_config")
 _MAX_JSON = 64 << 20
 
 
-def load_quantization_config(source: Mapping[str, Any] | str | os.PathLike[str]) -> AnyConfig:
+def load_quantization_config(
+    source: Mapping[str, Any] | str | os.PathLike[str],
+) -> QuantizationConfig:
     """The quantisation of a checkpoint, by its quant_method, wherever the folder keeps it.
 
     Args:
         source: a quantization_config, a whole config.json, or the path of a checkpoint folder.
 
     Raises:
-        QuantizationConfigError: there is none, its method is not AutoRound, GPTQ or AWQ, or it
+        QuantizationConfigError: there is none, its method is not one of these four, or it
             asks for what is not supported; 4 bits are.
         CheckpointError: the folder or one of its JSON files cannot be read.
     """
@@ -51,7 +56,7 @@ def load_quantization_config(source: Mapping[str, Any] | str | os.PathLike[str])
     return config
 
 
-def from_block(block: Mapping[str, Any]) -> AnyConfig:
+def from_block(block: Mapping[str, Any]) -> QuantizationConfig:
     """The configuration of one quantization_config block; the number of bits is not judged.
 
     Raises:
@@ -59,11 +64,8 @@ def from_block(block: Mapping[str, Any]) -> AnyConfig:
     """
     method = _method(block)
     if method not in _METHODS:
-        extra = ""
-        if method == "compressed-tensors":
-            extra = ", or export the model with one of these instead of compressed-tensors"
         raise QuantizationConfigError(
-            f"quant_method is {method!r}; expected auto-round, gptq or awq{extra}; "
+            f"quant_method is {fields.shown(method)}; expected {_EXPECTED}; "
             f"other methods store weights in layouts that amxq does not read"
         )
     return _METHODS[method].from_config(block)
@@ -78,7 +80,7 @@ def nested_block(config: Mapping[str, Any]) -> dict[str, Any] | None:
             block = holder.get(key)
             if block is not None and not isinstance(block, Mapping):
                 raise QuantizationConfigError(
-                    f"{key} is {block!r}; expected an object; correct config.json"
+                    f"{key} is {fields.shown(block)}; expected an object; correct config.json"
                 )
             if block:
                 # Old compressed-tensors files are known by the key alone.
@@ -108,8 +110,8 @@ def read_block(folder: Path) -> dict[str, Any]:
             return read_json(folder / name)
     raise QuantizationConfigError(
         f"{str(folder)!r} holds no quantization_config: neither config.json nor "
-        f"{', '.join(_SIDE_FILES)} has one; expected a checkpoint quantised by AutoRound, GPTQ or "
-        f"AWQ; quantise the model first"
+        f"{', '.join(_SIDE_FILES)} has one; expected a checkpoint quantised by AutoRound, GPTQ, "
+        f"AWQ or llm-compressor; quantise the model first"
     )
 
 
@@ -146,14 +148,16 @@ def _method(block: Mapping[str, Any]) -> str:
     if isinstance(said, str):
         return said.lower()
     if said is not None:
-        raise QuantizationConfigError(f"quant_method is {said!r}; expected a string")
+        raise QuantizationConfigError(f"quant_method is {fields.shown(said)}; expected a string")
     if block.get("w_bit") is not None:
         return "awq"
+    if block.get("config_groups") is not None:
+        return "compressed-tensors"
     format = block.get("checkpoint_format") or block.get("format")
     gptq_format = isinstance(format, str) and format.startswith("gptq")
     if block.get("bits") is not None and ("desc_act" in block or gptq_format):
         return "gptq"
     raise QuantizationConfigError(
-        f"quantization_config has no quant_method; it has {sorted(map(str, block))}; "
-        f"expected quant_method auto-round, gptq or awq; add it"
+        f"quantization_config has no quant_method; it has {fields.keys(block)}; "
+        f"expected quant_method {_EXPECTED}; add it"
     )

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from amxq.errors import CheckpointError
 from amxq.quantization.detect import read_json
+from amxq.quantization.tensor_file import Entry, read_header, read_tensor
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -37,58 +37,53 @@ class TensorFiles:
                 f"{str(folder)!r} is not a folder; expected the folder of a checkpoint, "
                 f"with config.json and *.safetensors"
             )
-        self._handles: dict[str, Any] = {}
-        self._file_of: dict[str, str] = {}
-        if (self.folder / _INDEX).is_file():
-            self._take_index()
-        else:
-            self._take_files()
+        self._where: dict[str, tuple[Path, Entry]] = {}
+        self._take()
 
     def __contains__(self, name: object) -> bool:
-        return name in self._file_of
+        return name in self._where
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._file_of)
+        return iter(self._where)
 
     def __len__(self) -> int:
-        return len(self._file_of)
+        return len(self._where)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape, from the header."""
-        return tuple(self._slice(name).get_shape())
+        return self._find(name)[1].shape
 
     def dtype(self, name: str) -> str:
         """The dtype as safetensors spells it: ``"I32"``, ``"F16"``, ``"BF16"``, ``"F32"``, …"""
-        return str(self._slice(name).get_dtype())
+        return self._find(name)[1].dtype
+
+    def nbytes(self, name: str) -> int:
+        """The bytes that a tensor takes in its file."""
+        entry = self._find(name)[1]
+        return entry.end - entry.begin
 
     def read(self, name: str) -> torch.Tensor:
-        """The tensor, on the CPU, in its stored dtype.
+        """The tensor, on the CPU, in its stored dtype, in memory of its own.
 
         Raises:
             CheckpointError: there is no such tensor, or it cannot be read.
         """
-        file = self._file(name)
-        try:
-            tensor = self._handles[file].get_tensor(name)
-        except Exception as error:  # safetensors raises several kinds from native code
-            raise CheckpointError(
-                f"tensor {name!r} of {file!r} cannot be read ({error}); {_AGAIN}"
-            ) from error
-        if not isinstance(tensor, torch.Tensor):
-            raise CheckpointError(f"tensor {name!r} of {file!r} is no torch tensor; {_AGAIN}")
-        # Headers of old files are not padded, and their tensors lie at odd addresses.
-        return tensor.clone() if tensor.data_ptr() % tensor.element_size() else tensor
+        path, entry = self._find(name)
+        return read_tensor(path, name, entry)
 
-    def _slice(self, name: str) -> Any:
-        return self._handles[self._file(name)].get_slice(name)
-
-    def _file(self, name: str) -> str:
+    def _find(self, name: str) -> tuple[Path, Entry]:
         try:
-            return self._file_of[name]
+            return self._where[name]
         except KeyError:
             raise CheckpointError(
-                f"there is no tensor {name!r} in {str(self.folder)!r}{_similar(name, self)}"
+                f"there is no tensor {name!r} in {str(self.folder)!r}{did_you_mean(name, self)}"
             ) from None
+
+    def _take(self) -> None:
+        if (self.folder / _INDEX).is_file():
+            self._take_index()
+        else:
+            self._take_files()
 
     def _take_index(self) -> None:
         weight_map = read_json(self.folder / _INDEX).get("weight_map")
@@ -99,21 +94,21 @@ class TensorFiles:
             )
         names_of: dict[str, list[str]] = {}
         for name, file in weight_map.items():
-            if not isinstance(file, str) or not _is_plain_name(file):
+            if not isinstance(file, str) or not is_plain_name(file):
                 raise CheckpointError(
                     f"{_INDEX} puts tensor {name!r} into {file!r}; expected the plain name of a "
                     f".safetensors file in the same folder; {_AGAIN}"
                 )
             names_of.setdefault(file, []).append(name)
         for file, names in names_of.items():
-            stored = set(self._open(file))
-            missing = [name for name in names if name not in stored]
+            entries = self._open(file)
+            missing = [name for name in names if name not in entries]
             if missing:
                 raise CheckpointError(
                     f"{_INDEX} puts {len(missing)} tensors into {file!r} that it does not hold, "
                     f"the first is {missing[0]!r}; {_AGAIN}"
                 )
-            self._file_of.update(dict.fromkeys(names, file))
+            self._add(file, {name: entries[name] for name in names})
 
     def _take_files(self) -> None:
         files = [_SINGLE]
@@ -126,43 +121,37 @@ class TensorFiles:
                 f"{str(self.folder)!r} holds no {_INDEX} and no *.safetensors; {hint}"
             )
         for file in files:
-            for name in self._open(file):
-                if name in self._file_of:
-                    raise CheckpointError(
-                        f"tensor {name!r} is in {self._file_of[name]!r} and in {file!r}, and "
-                        f"there is no {_INDEX} to say which counts; {_AGAIN}"
-                    )
-                self._file_of[name] = file
+            self._add(file, self._open(file))
 
-    def _open(self, file: str) -> list[str]:
-        """Open a file, check its header against its size, and name its tensors."""
-        from safetensors import safe_open
+    def _add(self, file: str, entries: dict[str, Entry]) -> None:
+        """Take the tensors of one file. Raises CheckpointError if one is there already."""
+        for name, entry in entries.items():
+            if name in self._where:
+                raise CheckpointError(
+                    f"tensor {name!r} is in {self._where[name][0].name!r} and in {file!r}, and "
+                    f"there is no {_INDEX} to say which counts; {_AGAIN}"
+                )
+            self._where[name] = self.folder / file, entry
 
-        path = self.folder / file
-        if not path.is_file():
+    def _open(self, file: str) -> dict[str, Entry]:
+        if not (self.folder / file).is_file():
             raise CheckpointError(f"{file!r} is missing in {str(self.folder)!r}; {_AGAIN}")
-        try:
-            handle: Any = safe_open(str(path), framework="pt", device="cpu")
-            names = list(handle.keys())
-        except Exception as error:  # safetensors raises several kinds from native code
-            raise CheckpointError(
-                f"{file!r} in {str(self.folder)!r} is no sound safetensors file ({error}; "
-                f"{path.stat().st_size} bytes); {_AGAIN}"
-            ) from error
-        self._handles[file] = handle
-        return names
+        return read_header(self.folder / file)
 
 
-def _is_plain_name(file: str) -> bool:
-    return (
-        file.endswith(".safetensors")
-        and not file.startswith(".")
-        and not any(c in file for c in "/\\:\0")
-    )
-
-
-def _similar(name: str, names: Iterator[str] | TensorFiles) -> str:
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """``; did you mean 'a' or 'b'?``, or nothing."""
     import difflib
 
     close = difflib.get_close_matches(name, list(names), n=2)
     return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
+
+
+def is_plain_name(file: str) -> bool:
+    """Whether `file` names a safetensors file, and no path that could leave the folder."""
+    return (
+        file.endswith(".safetensors")
+        and not file.startswith(".")
+        and len(file.encode("utf-8", "replace")) <= 255
+        and not any(c in file for c in "/\\:\0")
+    )

@@ -5,22 +5,21 @@ Act order, zeros of both versions and ``dynamic`` rules are supported.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from amxq.errors import QuantizationConfigError
 from amxq.quantization import fields
 from amxq.quantization.base import QuantizationConfig, scheme_of
 from amxq.quantization.packing import Format
+from amxq.quantization.patterns import Pattern
 from amxq.quantization.scheme import (
     FUSED_LAYERS,
     UNQUANTIZED,
     LayerScheme,
     agreed,
-    compile_regex,
-    expert_names,
+    expert_schemes,
     fused_siblings,
     is_lm_head_name,
     reaches,
@@ -28,6 +27,15 @@ from amxq.quantization.scheme import (
 
 # GPTQModel's planar format is, at 4 bits, word for word gptq_v2.
 _FORMATS = {"": "gptq", "gptq": "gptq", "gptq_v2": "gptq_v2", "gptq_p": "gptq_v2"}
+
+
+# What the fields mean that a file may leave out, for the record; g_idx decides on act order.
+_DEFAULTS: dict[tuple[str, ...], Any] = {
+    ("desc_act",): False,
+    ("sym",): True,
+    ("lm_head", "lm_head_quantized"): False,
+    ("checkpoint_format", "format"): "gptq",
+}
 
 
 @dataclass(eq=False)
@@ -56,21 +64,20 @@ class GPTQConfig(QuantizationConfig):
     static_groups: bool = False
     block_name_to_quantize: list[str] | None = None
     meta: Any = None
+    assumed: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check_format(self.checkpoint_format, self.weight_bits)
         fields.check_group_size(self.group_size, "quantization_config['group_size']")
         self.dynamic = self.dynamic or {}
         self._default = LayerScheme(self.weight_bits, self.group_size, self.sym)
-        self._rules: list[tuple[str, re.Pattern[str], bool]] = []
+        self._rules: list[tuple[str, Pattern, bool]] = []
         for key, entry in self.dynamic.items():
             pattern = key[2:] if key.startswith(("-:", "+:")) else key
             skip = key.startswith("-:")
-            self._rules.append(
-                (key, compile_regex(pattern, "quantization_config['dynamic']"), skip)
-            )
+            self._rules.append((key, Pattern(pattern, "quantization_config['dynamic']"), skip))
             if not skip:
-                scheme_of(entry, self._default, f"dynamic[{key!r}]")
+                scheme_of(entry, self._default, f"dynamic[{fields.shown(key)}]")
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> GPTQConfig:
@@ -88,8 +95,8 @@ class GPTQConfig(QuantizationConfig):
         word = fields.text(config, ["pack_dtype"], "int32")
         if word != "int32":
             raise QuantizationConfigError(
-                f"quantization_config['pack_dtype'] is {word!r}; expected 'int32'; export the "
-                f"model with pack_dtype int32"
+                f"quantization_config['pack_dtype'] is {fields.shown(word)}; expected 'int32'; "
+                f"export the model with pack_dtype int32"
             )
         said = {
             key: fields.text(config, [key]).lower()
@@ -118,6 +125,7 @@ class GPTQConfig(QuantizationConfig):
                 config, ["block_name_to_quantize", "to_quant_block_names"]
             ),
             meta=config.get("meta"),
+            assumed=fields.assumed(config, _DEFAULTS),
         )
 
     @property
@@ -135,7 +143,7 @@ class GPTQConfig(QuantizationConfig):
         """
         is_lm_head = is_lm_head or is_lm_head_name(name)
         if is_fused_moe:
-            sources = self._expert_schemes(name)
+            sources = expert_schemes(name, self.dynamic or (), self._key, self._resolved)
             return agreed(name, sources) if sources else self._resolved(name, is_lm_head)
         siblings = fused_siblings(name, FUSED_LAYERS)
         if siblings and (any(map(self._rule, siblings)) or self._rule(name) is None):
@@ -149,7 +157,11 @@ class GPTQConfig(QuantizationConfig):
                 return key, skip
         return None
 
-    def _resolved(self, name: str, is_lm_head: bool) -> LayerScheme:
+    def _key(self, name: str) -> str | None:
+        rule = self._rule(name)
+        return rule[0] if rule else None
+
+    def _resolved(self, name: str, is_lm_head: bool = False) -> LayerScheme:
         blocks = self.block_name_to_quantize or ()
         if is_lm_head:
             base = self._default if self.lm_head_quantized else UNQUANTIZED
@@ -162,23 +174,13 @@ class GPTQConfig(QuantizationConfig):
         key, skip = rule
         if skip:
             return UNQUANTIZED
-        return scheme_of((self.dynamic or {})[key], self._default, f"dynamic[{key!r}]")
-
-    def _expert_schemes(self, name: str) -> dict[str, LayerScheme]:
-        sources: dict[str, LayerScheme] = {}
-        for expert in expert_names(name, self.dynamic or ()) if self._rules else ():
-            rules = [self._rule(layer) for layer in expert]
-            if any(rules):
-                for layer, rule in zip(expert, rules, strict=True):
-                    label = rule[0] if rule else f"{layer} (no rule)"
-                    sources.setdefault(label, self._resolved(layer, False))
-        return sources
+        return scheme_of((self.dynamic or {})[key], self._default, f"dynamic[{fields.shown(key)}]")
 
 
 def _check_format(checkpoint_format: str, weight_bits: int) -> None:
     known = checkpoint_format in _FORMATS
     if not known or (checkpoint_format == "gptq_p" and weight_bits != 4):
         raise QuantizationConfigError(
-            f"GPTQ checkpoint_format is {checkpoint_format!r} at {weight_bits} bits; expected "
-            f"gptq or gptq_v2 (gptq_p with 4 bits); export the model in one of these"
+            f"GPTQ checkpoint_format is {fields.shown(checkpoint_format)} at {weight_bits} bits; "
+            f"expected gptq or gptq_v2 (gptq_p with 4 bits); export the model in one of these"
         )

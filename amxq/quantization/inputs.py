@@ -51,6 +51,7 @@ def validate(
     format: str,
     group_size: int | None,
     g_idx: torch.Tensor | None,
+    allow_nonfinite: bool,
 ) -> Inputs:
     """Check ``pack``'s arguments; see there for what they are and what is raised."""
     if format not in FORMATS:
@@ -79,7 +80,8 @@ def validate(
         _check_nibbles("qweight", qweight)
         if zeros is not None:
             _check_nibbles("zeros", zeros)
-    _check_finite(scales)
+    if not allow_nonfinite:
+        _check_finite(scales)
     return Inputs(format, qweight, scales, zeros, order, N, K, G, group)
 
 
@@ -247,10 +249,15 @@ def _check_nibbles(name: str, tensor: torch.Tensor) -> None:
         raise LayoutError(f"{name}{at} is {int(tensor[tuple(at)])}; expected 4-bit values 0..15")
 
 
+def is_finite(scales: torch.Tensor) -> bool:
+    """Whether no element is NaN or infinite."""
+    low, high = scales.aminmax()  # both are NaN if one element is
+    return bool(low.isfinite() and high.isfinite())
+
+
 def _check_finite(scales: torch.Tensor) -> None:
-    finite = scales.isfinite()
-    if not bool(finite.all()):
-        at = (~finite).nonzero()[0].tolist()
+    if not is_finite(scales):
+        at = (~scales.isfinite()).nonzero()[0].tolist()
         raise LayoutError(
             f"scales{at} is {scales[tuple(at)].item()}; expected finite scales; "
             f"the checkpoint is damaged or was quantised to overflow: quantise it again"

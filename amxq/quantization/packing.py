@@ -10,6 +10,7 @@ and act order go through bytes [K, N].
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Literal
 
 import torch
@@ -20,6 +21,8 @@ from amxq.quantization.inputs import Inputs
 from amxq.quantization.packed import BLOCK, DEFAULT_ZERO, PANEL, PackedWeight
 
 Format = Literal["gptq", "gptq_v2", "awq", "plain"]
+
+_CACHED_WORDS = 1 << 16  # 256 KiB
 
 _PAD_WORD = -0x77777778  # 0x88888888 as int32: eight nibbles of 8
 
@@ -32,6 +35,7 @@ def pack(
     format: Format,
     group_size: int | None = None,
     g_idx: torch.Tensor | None = None,
+    allow_nonfinite: bool = False,
 ) -> PackedWeight:
     """Pack an INT4 weight once, at load time, for ``amxq.linear`` and ``amxq.fused_moe``.
 
@@ -46,6 +50,7 @@ def pack(
             None: what ``g_idx`` says, or K / G. The last group may be short.
         g_idx: int32 or int64 [K] (experts: [E, K], the same for all): each input feature's
             group. Not i // group_size means act order; the weights are then sorted by group.
+        allow_nonfinite: take scales that are NaN or infinite, and give what they give.
 
     Returns:
         The packed weight. Its dequantised values are exactly (q - z) · s of the input. A group
@@ -55,10 +60,11 @@ def pack(
     Raises:
         ShapeError: the shapes, or group_size, contradict each other.
         DTypeError: an argument is no tensor or of another dtype.
-        LayoutError: not on the CPU; values out of range; scales that are not finite; a g_idx
+        LayoutError: not on the CPU; values out of range; scales that are not finite, unless
+            allowed; a g_idx
             whose groups have unequal sizes; an unknown format.
     """
-    given = inputs.validate(qweight, scales, zeros, format, group_size, g_idx)
+    given = inputs.validate(qweight, scales, zeros, format, group_size, g_idx, allow_nonfinite)
     plain = given.format == "plain"
     scale_rows = given.scales.transpose(-1, -2) if plain else given.scales
     zero_rows = _zero_points(given)
@@ -66,7 +72,7 @@ def pack(
     if perm is None and given.K % BLOCK:
         perm = torch.arange(given.K)
     return PackedWeight(
-        _panels(_words(given), given.N),
+        _qweight(given),
         _panel_order(_regroup(scale_rows, given)),
         None if zero_rows is None else _panel_order(_regroup(zero_rows, given)),
         None if perm is None else perm.to(torch.int32),
@@ -174,6 +180,10 @@ def _zero_points(given: Inputs) -> torch.Tensor | None:
     """uint8 [..., G, N], or None when all are 8."""
     if given.zeros is None:
         return None
+    if given.format != "plain":  # most are symmetric, and their words all alike
+        stored = 7 if given.format == "gptq" else DEFAULT_ZERO
+        if unpack.uniform_stored_zero(given.zeros, given.N) == stored:
+            return None
     if given.format == "plain":
         zeros = given.zeros.transpose(-1, -2)
     elif given.format == "awq":
@@ -203,27 +213,67 @@ def _panel_order(rows: torch.Tensor) -> torch.Tensor:
     return out.view(*lead, N, G)
 
 
+def _qweight(given: Inputs) -> torch.Tensor:
+    """uint8 [..., P, K8, 2, 64]."""
+    lead = given.qweight.shape[:-2]
+    panels = torch.empty((*lead, -(-given.N // PANEL), given.blocks, PANEL), dtype=torch.int32)
+    if given.format in ("gptq", "gptq_v2") and given.order is None and given.K % BLOCK == 0:
+        matrices = given.qweight.reshape(-1, given.blocks, given.N)  # one, or E experts
+        for words, into in zip(matrices, panels.view(-1, *panels.shape[-3:]), strict=True):
+            for at, block in _deinterleaved(words):
+                _fill(into, at, block)
+    else:
+        _fill(panels, 0, _words(given))
+    return panels.view(torch.uint8).view(*panels.shape[:-1], 2, 64)
+
+
+def _fill(panels: torch.Tensor, at: int, words: torch.Tensor) -> None:
+    """Rows at.. of int32 panels [..., P, K8, 32] from words [..., R, N], any strides."""
+    R, N = words.shape[-2:]
+    full, rest = divmod(N, PANEL)
+    rows = panels[..., at : at + R, :]
+    # unflatten keeps the strides of a transposed view; reshape would copy it.
+    head = torch.unflatten(words[..., : full * PANEL], -1, (full, PANEL))
+    rows[..., :full, :, :].copy_(head.movedim(-2, -3))
+    if rest:
+        rows[..., full, :, rest:] = _PAD_WORD
+        rows[..., full, :, :rest] = words[..., full * PANEL :]
+
+
+def _deinterleaved(words: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+    """int32 words [R, N], nibbles 0 1 2 3 4 5 6 7 → 0 2 4 6 1 3 5 7, in blocks of rows.
+
+    A block stays in the L2 cache, as its passes would else go through memory, and is overwritten
+    by the next. Yields the number of its first row and the block.
+    """
+    R, N = words.shape
+    step = min(R, max(1, _CACHED_WORDS // N))
+    scratch = torch.empty((2, step, N), dtype=torch.int32)
+    for at in range(0, R, step):
+        block = words[at : at + step]
+        out, swap = scratch[:, : block.shape[0]]
+        torch.bitwise_right_shift(block, 4, out=swap)
+        swap.bitwise_xor_(block).bitwise_and_(0x00F000F0)  # nibbles 1 and 2 of each half
+        torch.bitwise_xor(block, swap, out=out)
+        out.bitwise_xor_(swap.bitwise_left_shift_(4))
+        torch.bitwise_right_shift(out, 8, out=swap)
+        swap.bitwise_xor_(out).bitwise_and_(0x0000FF00)  # the two middle bytes
+        out.bitwise_xor_(swap)
+        out.bitwise_xor_(swap.bitwise_left_shift_(8))
+        yield at, out
+
+
 def _words(given: Inputs) -> torch.Tensor:
     """int32 [..., K8, N] (any strides): eight k of one column, nibbles in packed order."""
     if given.format == "plain":
         return _words_of_plain(given)
     if given.format == "awq":
         rows = unpack.awq_rows(given.qweight, given.N)
-    elif given.order is None and given.K % BLOCK == 0:
-        return _deinterleave(given.qweight)
     else:
         rows = unpack.gptq_rows(given.qweight)[..., : given.K, :]
     if given.order is not None:
         rows = rows.index_select(-2, given.order)
     return _words_of_rows(rows, given.blocks)
-
-
-def _deinterleave(words: torch.Tensor) -> torch.Tensor:
-    """int32 words, nibbles 0 1 2 3 4 5 6 7 → 0 2 4 6 1 3 5 7."""
-    swap = (words ^ (words >> 4)) & 0x00F000F0  # nibbles 1 and 2 of each half
-    words = words ^ swap ^ (swap << 4)
-    swap = (words ^ (words >> 8)) & 0x0000FF00  # the two middle bytes
-    return words ^ swap ^ (swap << 8)
 
 
 def _words_of_rows(rows: torch.Tensor, blocks: int) -> torch.Tensor:
@@ -255,17 +305,3 @@ def _realigned(q: torch.Tensor) -> torch.Tensor:
     """Contiguous, and starting where an int64 may: view(dtype) asks for both."""
     q = q.contiguous()
     return q if q.storage_offset() % 8 == 0 else q.clone()
-
-
-def _panels(words: torch.Tensor, N: int) -> torch.Tensor:
-    """int32 [..., K8, N] → uint8 [..., P, K8, 2, 64]."""
-    *lead, blocks, _ = words.shape
-    full, rest = divmod(N, PANEL)
-    out = torch.empty((*lead, -(-N // PANEL), blocks, PANEL), dtype=torch.int32)
-    # unflatten keeps the strides of a transposed view; reshape would copy it.
-    head = torch.unflatten(words[..., : full * PANEL], -1, (full, PANEL))
-    out[..., :full, :, :].copy_(head.movedim(-2, -3))
-    if rest:
-        out[..., full, :, rest:] = _PAD_WORD
-        out[..., full, :, :rest] = words[..., full * PANEL :]
-    return out.view(torch.uint8).view(*out.shape[:-1], 2, 64)

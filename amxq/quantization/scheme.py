@@ -6,7 +6,7 @@ an accuracy of zero. The rules, shared by AutoRound, GPTQ and AWQ:
 * a name reaches what lies below it at a dot: ``model.layers.1`` does not reach
   ``model.layers.10``, and ``mlp.gate`` does not reach ``mlp.gate_up_proj``;
 * a key is a regular expression if it has one of ``*+?^$()[]{}|\\``, and one that does not
-  compile is an error that quotes it;
+  compile is an error that quotes it (``patterns.py``);
 * a fused layer (``qkv_proj``, ``gate_up_proj``) is recognised as a whole path component, and its
   siblings must agree;
 * whatever the group sizes, layers of 16 bits or more are all the same: unquantised.
@@ -15,7 +15,7 @@ an accuracy of zero. The rules, shared by AutoRound, GPTQ and AWQ:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from amxq.errors import QuantizationConfigError
@@ -53,21 +53,6 @@ def is_regex(key: str) -> bool:
     return not REGEX_CHARACTERS.isdisjoint(key)
 
 
-def compile_regex(pattern: str, where: str) -> re.Pattern[str]:
-    """Compile a configuration's pattern.
-
-    Raises:
-        QuantizationConfigError: it does not compile; ``where`` and the pattern are quoted.
-    """
-    try:
-        return re.compile(pattern)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise QuantizationConfigError(
-            f"{where} has the key {pattern!r}, which is not a regular expression ({error}); "
-            f"correct it, or escape the characters that it means literally"
-        ) from None
-
-
 def reaches(prefix: str, name: str) -> bool:
     """Whether ``name`` is ``prefix`` or lies below it, at a dot boundary."""
     prefix = prefix.rstrip(".")
@@ -83,6 +68,11 @@ def has_path(name: str, part: str) -> bool:
 def is_lm_head_name(name: str) -> bool:
     """Whether the last component of ``name`` says that this is the output projection."""
     return name.rpartition(".")[2] == "lm_head"
+
+
+def is_expert_name(name: str) -> bool:
+    """Whether ``name`` lies below a module of experts."""
+    return has_path(name, "experts")
 
 
 def fused_siblings(name: str, fused: Mapping[str, Iterable[str]]) -> list[str]:
@@ -112,6 +102,41 @@ def expert_names(name: str, patterns: Iterable[str]) -> Iterator[list[str]]:
     for layers in _EXPERT_LAYERS:
         for number in sorted(numbers):
             yield [f"{name}.{number}.{layer}" for layer in layers]
+
+
+def expert_schemes(
+    name: str,
+    patterns: Iterable[str],
+    rule: Callable[[str], str | None],
+    resolved: Callable[[str], LayerScheme],
+) -> dict[str, LayerScheme]:
+    """What patterns say of the layers of the fused experts ``name``, by where it is said.
+
+    Of an expert that a pattern hits, the other layers count too, and so does an expert that none
+    hits while others are hit: a pattern that quantises ``experts.3`` or ``down_proj`` alone
+    differently is noticed.
+
+    Args:
+        patterns: the texts of all patterns.
+        rule: the pattern or entry that speaks of a layer, or None.
+        resolved: the scheme of a layer.
+    """
+    patterns = list(patterns)
+    sources: dict[str, LayerScheme] = {}
+    untouched: dict[tuple[str, ...], str] = {}
+    touched = set()
+    for expert in expert_names(name, patterns) if patterns else ():
+        rules = [rule(layer) for layer in expert]
+        custom = tuple(layer.rpartition(".")[2] for layer in expert)
+        if not any(rules):
+            untouched.setdefault(custom, expert[0])
+            continue
+        touched.add(custom)
+        for layer, key in zip(expert, rules, strict=True):
+            sources.setdefault(key or f"{layer} (nothing said)", resolved(layer))
+    for custom in touched & set(untouched):
+        sources[f"{untouched[custom]} (nothing said)"] = resolved(untouched[custom])
+    return sources
 
 
 def agreed(name: str, schemes: Mapping[str, LayerScheme]) -> LayerScheme:

@@ -70,6 +70,9 @@ def uniform_stored_zero(zeros: torch.Tensor, columns: int) -> int | None:
     Takes int32 [..., G, ceil(columns/8)], GPTQ or AWQ; nothing is added for v1. A last word
     may be only partly used; its unused nibbles are not looked at.
     """
+    low, high = (int(word) & _WORD for word in zeros.aminmax())
+    if low == high and low % _V1_ONES == 0:  # all words alike, and so are their nibbles
+        return low // _V1_ONES
     stored = gptq_zeros(zeros, columns, minus_one=False)
     first = int(stored.flatten()[0])
     return first if bool((stored == first).all()) else None
