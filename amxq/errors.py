@@ -40,6 +40,10 @@ class CacheError(AmxqError, RuntimeError):
     """The on-disk object cache cannot be used."""
 
 
+class SettingError(AmxqError, ValueError):
+    """An environment variable has a value that amxq cannot use."""
+
+
 class CompilationError(AmxqError):
     """A kernel's source cannot be compiled.
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from amxq.errors import SettingError
+
 T = TypeVar("T")
 
 
@@ -26,14 +28,14 @@ class Knob(Generic[T]):
     doc: str
 
     def get(self) -> T:
-        """The value now. Raises ValueError, naming the variable, for text it cannot read."""
+        """The value now. Raises SettingError, naming the variable, for text it cannot read."""
         text = os.environ.get(self.name, "")
         if not text:
             return self.default()
         try:
             return self.parse(text)
         except ValueError as error:
-            raise ValueError(f"{self.name}={text!r}: {error}") from None
+            raise SettingError(f"{self.name}={text!r}: {error}") from None
 
     @contextmanager
     def scope(self, text: str | None) -> Iterator[None]:
@@ -61,8 +63,9 @@ def _flag(text: str) -> bool:
 
 
 def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise ValueError("expected a whole number, 1 or more")
+    # libgomp ends the process if it cannot create as many threads as it is asked for
+    if not text.isdecimal() or not 1 <= int(text) <= 1024:
+        raise ValueError("expected a whole number from 1 to 1024")
     return int(text)
 
 
@@ -77,7 +80,10 @@ EMULATE = Knob("AMXQ_EMULATE", _flag, lambda: False, "run AMX code on CPUs witho
 INTERPRET = Knob("AMXQ_INTERPRET", _flag, lambda: False, "run kernels on NumPy, for debugging")
 CACHE_DIR = Knob("AMXQ_CACHE_DIR", Path, _cache_home, "where compiled kernels are kept")
 KERNEL_DUMP: Knob[Path | None] = Knob(
-    "AMXQ_KERNEL_DUMP", Path, lambda: None, "folder for every stage of every compiled kernel"
+    "AMXQ_KERNEL_DUMP",
+    lambda t: Path(t).expanduser(),
+    lambda: None,
+    "folder for every stage of every compiled kernel",
 )
 ALWAYS_COMPILE = Knob(
     "AMXQ_ALWAYS_COMPILE", _flag, lambda: False, "compile even if the cache has the object"

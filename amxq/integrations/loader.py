@@ -207,6 +207,11 @@ def _assign(model: Any, name: str, tensor: torch.Tensor, *, is_parameter: bool) 
             f"tensor {name!r} has shape {list(tensor.shape)} in the file; expected "
             f"{list(old.shape)} from config.json; the two do not belong together"
         )
+    if old.is_floating_point() and not tensor.is_floating_point():
+        raise CheckpointError(
+            f"tensor {name!r} has dtype {tensor.dtype} in the file; expected floats, as it is "
+            f"not part of a quantised layer"
+        )
     # The model's own dtype, not load_model's: some keep single parameters in fp32.
     value = tensor.to(old.dtype)
     if is_parameter:

@@ -18,9 +18,9 @@ def need_transformers() -> None:
         import transformers  # noqa: F401
     except ImportError as error:
         raise ImportError(
-            f"amxq.load_model needs transformers ({error}); install it with "
-            f"pip install 'amxq[models]'"
-        ) from error
+            f"amxq.load_model needs transformers ({error}); install amxq with its extra 'models': "
+            f"pip install '.[models]' in the source folder"
+        ) from None
 
 
 def empty_model(folder: Path, dtype: torch.dtype, tensors: int) -> Any:

@@ -93,10 +93,11 @@ def _refuse(tensors: Mapping[str, object], precision: object) -> None:
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor):
             raise DTypeError(f"{name} is a {type(tensor).__name__}; expected a torch.Tensor")
-        if tensor.is_quantized or tensor.is_nested or tensor.layout is not torch.strided:
-            kind = "nested" if tensor.is_nested else str(tensor.dtype)
-            kind = kind if tensor.layout is torch.strided else str(tensor.layout)
-            raise LayoutError(f"{name} is of kind {kind}; expected a dense, unquantised tensor")
+        if tensor.is_quantized or tensor.is_nested:
+            kind = "nested" if tensor.is_nested else f"quantised, {tensor.dtype}"
+            raise LayoutError(f"{name} is {kind}; expected a plain tensor")
+        if tensor.layout is not torch.strided:
+            raise LayoutError(f"{name} has layout {tensor.layout}; expected dense: use .to_dense()")
         if not (tensor.is_cpu or tensor.is_meta):
             raise LayoutError(f"{name} is on {tensor.device}; expected a CPU tensor; use .cpu()")
     if not isinstance(precision, str):

@@ -44,8 +44,11 @@ CHAINS = 8
 """Independent accumulation chains to cover the latency of a multiply-add (8 x 0.5 to 2 cycles)."""
 ROWS = 8
 """Rows of a block: 8 x 32 columns are 16 of the 32 vector registers of AVX-512."""
+ROWS_NARROW = 2
+"""The same for AVX2: 2 x 32 columns are 8 of its 16 registers."""
 PREFETCH = 1024
-"""Bytes ahead of the weight stream; Zen 4: +512 to +1024 is best, Emerald Rapids: no effect."""
+"""Bytes ahead of the weight stream: 512 to 1024 are best on Zen 4 (2026-11-30). Emerald Rapids
+likes 4096, but uses tiles."""
 
 
 def lower(v: Vectorizer, op: ops.Dot) -> None:
@@ -63,7 +66,8 @@ def lower(v: Vectorizer, op: ops.Dot) -> None:
     if acc is not None and acc.prepare:
         acc = v.materialize(acc)
     home = v.scratch(type_)
-    block = next(r for r in range(ROWS, 0, -1) if result.rows % r == 0)
+    most = ROWS if v.lanes == 16 else ROWS_NARROW
+    block = next(r for r in range(most, 0, -1) if result.rows % r == 0)
     loop = Block((Value(I64, "row"),))
     with v.b.inside(loop):
         row = loop.args[0]

@@ -28,6 +28,8 @@ from amxq.passes.tiles import CHUNK, Place, Row, Tile, all_rows, registers
 
 MAX_ELEMENTS = 1 << 20
 """Of one tile, as in Triton."""
+MAX_SCRATCH = 1 << 20
+"""Bytes of scratch memory: it lies on the stacks of worker threads (2 MB and more)."""
 MAX_COLUMNS = 1024
 """Vectors of one row: rows are unrolled, so longer ones would take minutes to compile."""
 
@@ -55,6 +57,7 @@ class Vectorizer:
         self.scalars: dict[Value, Value] = {p: p for p in function.params}
         self.tiles: dict[Value, Tile] = {}
         self.pointers: dict[Value, memory.Pointers] = {}
+        self.scratch_bytes = 0
         self.tile_config: tuple[tuple[int, int], ...] = ()
         self.panels: dict[Value, tuple[Block, Value]] = {}  # int4 tile → where it is dequantised
 
@@ -141,6 +144,12 @@ class Vectorizer:
         size = type_.element.bytes
         for extent in type_.shape:
             size *= extent
+        self.scratch_bytes += size
+        if self.scratch_bytes > MAX_SCRATCH:
+            raise self.error(
+                f"the kernel's tiles need more than {MAX_SCRATCH} bytes of scratch memory",
+                "use smaller blocks",
+            )
         pointer = self.b.value(hw.Scratch, PointerType(type_.element), bytes=size)
         return Place(pointer, self.b.i64(type_.shape[-1]))
 

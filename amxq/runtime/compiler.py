@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from amxq import knobs
-from amxq.errors import TargetError
+from amxq.errors import SettingError, TargetError
 from amxq.frontend.code_generator import Captured, generate
 from amxq.frontend.source import KernelSource
 from amxq.ir.ops import Function
@@ -150,10 +150,13 @@ class CompiledKernel:
 
     @staticmethod
     def _dump(folder: Path, stages: dict[str, Any]) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, content in stages.items():
-            data = content if isinstance(content, bytes) else content.encode()
-            (folder / f"kernel.{name}").write_bytes(data)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for name, content in stages.items():
+                data = content if isinstance(content, bytes) else content.encode()
+                (folder / f"kernel.{name}").write_bytes(data)
+        except OSError as problem:
+            raise SettingError(f"{knobs.KERNEL_DUMP.name}: cannot write there: {problem}") from None
 
     # --- running --------------------------------------------------------------------------
 

@@ -90,7 +90,7 @@ def max_threads() -> int:
     Takes about 0.1 µs. torch's number belongs to the calling thread, as torch defines it.
 
     Raises:
-        ValueError: AMXQ_NUM_THREADS is not a whole number of 1 or more.
+        SettingError: AMXQ_NUM_THREADS is not a whole number from 1 to 1024.
     """
     text = raw_environment(_THREADS_VARIABLE)
     if text:

@@ -40,6 +40,8 @@ WRONG = [
     ({"x": X.float().to_sparse()}, LayoutError, "sparse_coo; .*to_dense"),
     ({"x": X.float().to_mkldnn()}, LayoutError, "_mkldnn; .*to_dense"),
     ({"x": X.to("meta")}, LayoutError, "x on meta"),
+    ({"x": torch.quantize_per_tensor(X.float(), 0.1, 0, torch.qint8)}, LayoutError, "quantised"),
+    ({"x": torch.nested.nested_tensor([X.float()])}, LayoutError, "x is nested"),
     # qweight
     ({"qweight": None}, DTypeError, "qweight is a NoneType"),
     ({"qweight": W.qweight.numpy()}, DTypeError, "qweight is a ndarray"),
@@ -85,13 +87,18 @@ WRONG = [
     ({"bias": torch.zeros(N).int()}, DTypeError, "bias has dtype torch.int32"),
     ({"bias": torch.zeros(N).to("meta")}, LayoutError, "bias is on meta"),
     ({"bias": 1.0}, DTypeError, "bias is a float"),
+    ({"bias": torch.zeros(N).to_sparse()}, LayoutError, "bias has layout"),
     # out
     ({"out": torch.empty(3, N)}, DTypeError, "out has dtype torch.float32; expected x's"),
     ({"out": X.new_empty(3, N + 1)}, ShapeError, r"out has shape \[3, 41\]; expected \[3, 40\]"),
     ({"out": X.new_empty(1, 3, N)}, ShapeError, r"out has shape \[1, 3, 40\]"),
     ({"out": X.new_empty(N, 3).T}, LayoutError, "contiguous"),
     ({"out": X.new_empty(3, N, device="meta")}, LayoutError, "out has strides .* on meta"),
+    ({"out": 3}, DTypeError, "out is a int"),
+    ({"out": X.new_empty(3, N).to_sparse()}, LayoutError, "out has layout"),
     # precision
+    ({"precision": None}, DTypeError, "precision is None"),
+    ({"precision": ["bf16"]}, DTypeError, "precision is "),
     ({"precision": "int4"}, DTypeError, "'int4'"),
     # raw triples
     ({"qweight": RAW[0], "scales": RAW[1], "zeros": W.zeros}, DTypeError, "zeros has dtype"),
@@ -121,6 +128,16 @@ def test_out_may_not_overlap_x() -> None:
             amxq.linear(room[:3], *w, out=out)
     assert torch.equal(room, before)
     assert torch.equal(amxq.linear(room[:2], *w, out=room[2:4]), amxq.linear(before[:2], *w))
+
+
+def test_out_may_not_overlap_the_weight() -> None:
+    q = torch.randint(0, 16, (K, K), dtype=torch.uint8)
+    w = amxq.pack(q, torch.ones(K, 1), format="plain")
+    before = w.qweight.clone()
+    out = w.qweight.view(-1).view(torch.float32)[: 2 * K].view(2, K)
+    with pytest.raises(LayoutError, match="out overlaps qweight"):
+        amxq.linear(torch.randn(2, K), *w, out=out)
+    assert torch.equal(w.qweight, before)
 
 
 def test_positional_mistakes() -> None:
