@@ -1,38 +1,57 @@
 """amxq: INT4 language models on x86 CPUs. See README.md and docs/.
 
-Importing it registers ``torch.ops.amxq``. LLVM, safetensors and transformers are imported when
-they are first needed.
+Importing it registers ``torch.ops.amxq``; the other parts are loaded when they are first used.
 """
 
-from amxq import errors
-from amxq.errors import AmxqError
-from amxq.integrations.layers import Int4Linear
-from amxq.integrations.loader import load_model
-from amxq.ops.linear import linear
-from amxq.quantization import PackedWeight, dequantize, load_layer, pack
-from amxq.runtime.jit import jit
-from amxq.runtime.targets import available_targets, get_target, set_target, target
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from amxq import errors as errors
+from amxq.errors import AmxqError as AmxqError
+
+if TYPE_CHECKING:
+    from amxq.integrations.layers import Int4Linear as Int4Linear
+    from amxq.integrations.loader import load_model as load_model
+    from amxq.ops.linear import linear as linear
+    from amxq.quantization import PackedWeight as PackedWeight
+    from amxq.quantization import dequantize as dequantize
+    from amxq.quantization import load_layer as load_layer
+    from amxq.quantization import pack as pack
+    from amxq.runtime.jit import jit as jit
+    from amxq.runtime.targets import available_targets as available_targets
+    from amxq.runtime.targets import get_target as get_target
+    from amxq.runtime.targets import set_target as set_target
+    from amxq.runtime.targets import target as target
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "AmxqError",
-    "Int4Linear",
-    "PackedWeight",
-    "available_targets",
-    "cdiv",
-    "dequantize",
-    "errors",
-    "get_target",
-    "jit",
-    "linear",
-    "load_layer",
-    "load_model",
-    "next_power_of_2",
-    "pack",
-    "set_target",
-    "target",
-]
+_HOMES = {
+    "Int4Linear": "amxq.integrations",
+    "PackedWeight": "amxq.quantization",
+    "available_targets": "amxq.runtime.targets",
+    "dequantize": "amxq.quantization",
+    "get_target": "amxq.runtime.targets",
+    "jit": "amxq.runtime.jit",
+    "linear": "amxq.ops.linear",
+    "load_layer": "amxq.quantization",
+    "load_model": "amxq.integrations",
+    "pack": "amxq.quantization",
+    "set_target": "amxq.runtime.targets",
+    "target": "amxq.runtime.targets",
+}
+
+__all__ = ["AmxqError", "errors", *_HOMES]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'amxq' has no attribute {name!r}")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
 
 
 def cdiv(x: int, y: int) -> int:
@@ -43,3 +62,10 @@ def cdiv(x: int, y: int) -> int:
 def next_power_of_2(n: int) -> int:
     """The smallest power of two that is at least n (1 for n < 1)."""
     return 1 << max(n - 1, 0).bit_length()
+
+
+try:
+    importlib.import_module("amxq.ops.linear")
+except ImportError:
+    # Without a usable torch the names above raise when they are used, and the doctor still runs.
+    pass

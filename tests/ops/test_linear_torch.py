@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import gc
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -286,3 +288,10 @@ def test_raw_tensors_without_zeros_and_of_inference_mode() -> None:
         inner = [t[0].clone(), t[1].clone()]
         assert torch.equal(amxq.linear(x, *inner), want)
         assert torch.equal(amxq.linear(x, *inner), want)
+
+
+def test_import_registers_the_operator() -> None:
+    code = "import torch, amxq; print(torch.ops.amxq.linear, torch.ops.amxq.linear_out)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["amxq.linear", "amxq.linear_out"]
