@@ -133,9 +133,9 @@ class Semantic:
             return value
         type_ = TileType(shape, element_of(value.type))
         known = self.b.known(value)
-        if known is not None:
-            return self.b.constant(known, type_)
         if not have:
+            if known is not None:
+                return self.b.constant(known, type_)
             return self.b.value(ops.Splat, type_, operand=value)
         while len(shape_of(value.type)) < len(shape):
             value = self.expand_dims(value, 0)
@@ -144,6 +144,8 @@ class Semantic:
             raise Mistake(f"cannot broadcast shape {list(have)} to {list(shape)}")
         if have == shape:
             return value
+        if known is not None:
+            return self.b.constant(known, type_)
         return self.b.value(ops.Broadcast, type_, operand=value)
 
     def expand_dims(self, value: Operand, axis: int) -> Value:
@@ -307,7 +309,11 @@ class Semantic:
         value = self.value(mask)
         if not _numeric(value) or scalar_of(value.type) != I1:
             raise Mistake(f"mask is {describe(value)}, expected int1", "compare: offs < n")
-        return self.broadcast_to(value, shape_of(type_)) if shape_of(type_) else value
+        if shape_of(type_):
+            return self.broadcast_to(value, shape_of(type_))
+        if shape_of(value.type):
+            raise Mistake(f"mask is {describe(value)}, but the pointer is a scalar")
+        return value
 
 
 def _numbers(value: Value) -> Value:

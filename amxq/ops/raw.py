@@ -26,8 +26,11 @@ def packed_once(
         raise LayoutError(
             "perm beside raw checkpoint tensors: pack them first, with amxq.pack(..., g_idx=…)"
         )
-    key = id(qweight)
     given = (qweight, scales, zeros)
+    if any(t is not None and t.is_inference() for t in given):
+        # they do not count writes, so that a change would go unnoticed
+        return pack(*given, format=format_of_raw(*given))
+    key = id(qweight)
     state = tuple(_state(t) for t in given)
     found = _packed.get(key)
     if found is not None and found[1] == state:
@@ -43,7 +46,5 @@ def packed_once(
 
 
 def _state(tensor: torch.Tensor | None) -> tuple[int, int] | None:
-    """What changes when a tensor is written to; inference tensors do not count writes."""
-    if tensor is None:
-        return None
-    return tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version
+    """What changes when a tensor is written to (writes through ``.data`` or NumPy do not count)."""
+    return None if tensor is None else (tensor.data_ptr(), tensor._version)

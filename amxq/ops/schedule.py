@@ -55,7 +55,7 @@ def plan(
 ) -> Plan:
     """The plan for x [M, K] and a weight [N, K] with a scale per ``group`` of K; K is padded to
     whole groups. ``y`` is the dtype of x and of the result."""
-    block_m, block_k, splits = _block_m(M, target), _block_k(group), split_count(y)
+    block_m, block_k, splits = _block_m(M, target, zeros), _block_k(group), split_count(y)
     return Plan(
         int4_linear(target, scales, zeros, bias, y, splits, block_m, block_k),
         block_sums(target, splits, block_k) if zeros else None,
@@ -72,10 +72,11 @@ def _grid(M: int, K: int, N: int, block_m: int) -> tuple[int, int, int]:
     return row_blocks, -(-N // PANEL), -(-blocks // row_blocks)
 
 
-def _block_m(M: int, target: str) -> int:
+def _block_m(M: int, target: str, zeros: bool) -> int:
     if target == "amx":
         if M >= 32:
-            return 128 if M >= 128 else 64 if M >= 64 else 32
+            # with zero points 128 rows take more than a second to compile
+            return 128 if M >= 128 and not zeros else 64 if M >= 64 else 32
         return M if M <= 16 else -(-M // 2)  # two tiles of rows, none of them padded
     return -(-M // -(-M // 8))  # at most 8 rows, all blocks as full as possible
 

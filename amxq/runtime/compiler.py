@@ -218,11 +218,11 @@ def _code(type_: Type) -> str:
     return "d" if type_.is_float else "q"
 
 
-def target_of(name: str | None, current: str) -> Target:
-    """The target to compile for: ``name``, or the one in use."""
+def target_of(name: str) -> Target:
+    """The target to compile for."""
     if knobs.INTERPRET.get():
         raise TargetError(
             "AMXQ_INTERPRET=1: this version has no interpreter; unset the variable to run "
             "compiled kernels"
         )
-    return check_name(name or current)
+    return check_name(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import numbers
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -77,7 +78,7 @@ class JITFunction:
     def __getitem__(self, grid: Grid) -> Callable[..., CompiledKernel]:
         def launch(*args: Any, num_threads: int | None = None, **kwargs: Any) -> CompiledKernel:
             bound = self._bind(args, kwargs)
-            types, constants, values = self._split(bound)
+            types, constants, values = self._split(bound, _argument)
             compiled = self.compile(types, constants)
             sizes = grid(bound) if callable(grid) else grid
             compiled.launch(_three(sizes), values, _threads(num_threads))
@@ -100,14 +101,14 @@ class JITFunction:
             CompilationError: the kernel's source is wrong for these arguments.
             TargetError: there is no such target.
         """
-        types, constants, _ = self._split(self._bind(args, kwargs))
+        types, constants, _ = self._split(self._bind(args, kwargs), _type_only)
         return self.compile(types, constants, target)
 
     def compile(
         self, types: dict[str, Type], constants: dict[str, Any], target: str | None = None
     ) -> CompiledKernel:
         """The kernel for these argument types and constants; compiled once per process."""
-        chosen = target_of(target, target or get_target())
+        chosen = target_of(get_target() if target in (None, "auto") else target)
         key = (chosen.name, tuple(types.items()), _hashable(constants))
         compiled = self._compiled.get(key)
         if compiled is None:
@@ -141,8 +142,10 @@ class JITFunction:
                 bound[name] = source.defaults[name]
         return {name: bound[name] for name in source.parameters}
 
-    def _split(self, bound: dict[str, Any]) -> tuple[dict[str, Type], dict[str, Any], list[Any]]:
-        """Types and values of what is passed at run time, and the constants."""
+    def _split(
+        self, bound: dict[str, Any], typed: Callable[[str, Any], tuple[Type, Any]]
+    ) -> tuple[dict[str, Type], dict[str, Any], list[Any]]:
+        """Types and values of what is passed at run time, as ``typed`` says, and the constants."""
         types: dict[str, Type] = {}
         constants: dict[str, Any] = {}
         values: list[Any] = []
@@ -150,7 +153,7 @@ class JITFunction:
             if name in self.kernel_source.constexprs or value is None:
                 constants[name] = value
                 continue
-            types[name], passed = _argument(name, value)
+            types[name], passed = typed(name, value)
             values.append(passed)
         return types, constants, values
 
@@ -158,7 +161,7 @@ class JITFunction:
 def _check_captured(compiled: CompiledKernel) -> None:
     for (source, name), value in compiled.captured.items():
         found, now = source.lookup(name)
-        if not found or type(now) is not type(value) or now != value:
+        if not found or type(now) is not type(value) or repr(now) != repr(value):
             raise CompilationError(
                 f"the global {name!r} was {value!r} when the kernel was compiled, now {now!r}",
                 file=source.file,
@@ -177,32 +180,38 @@ def _argument(name: str, value: Any) -> tuple[Type, Any]:
     """The type an argument has in the kernel, and what is passed for it."""
     if isinstance(value, bool):
         return I1, int(value)
-    if isinstance(value, int):
+    if isinstance(value, numbers.Integral):
+        value = int(value)
         if not -(1 << 63) <= value < 1 << 63:
             raise DTypeError(f"argument {name!r} is {value}, which does not fit 64 bits")
         return (I32 if -(1 << 31) <= value < 1 << 31 else I64), value
     if isinstance(value, float):
         return F32, value
-    if isinstance(value, DType):
-        return value, 0
     table = pointers()
-    if hasattr(value, "data_ptr"):
-        if value.device.type != "cpu":
-            raise LayoutError(
-                f"argument {name!r} is on {value.device}, expected a CPU tensor: use .cpu()"
-            )
-        if value.dtype not in table:
-            raise DTypeError(
-                f"argument {name!r} has dtype {value.dtype}, which kernels do not take"
-            )
-        return table[value.dtype], value.data_ptr()
-    try:
-        return table[value], 0
-    except (KeyError, TypeError):
+    if not hasattr(value, "data_ptr"):
         raise DTypeError(
-            f"argument {name!r} is a {type(value).__name__}: kernels take tensors, numbers and "
-            "None; annotate the parameter tl.constexpr to compile other values in"
-        ) from None
+            f"argument {name!r} is a {type(value).__name__}: kernels take tensors, "
+            "numbers and None; annotate the parameter tl.constexpr to compile other values in"
+        )
+    if value.device.type != "cpu":
+        raise LayoutError(
+            f"argument {name!r} is on {value.device}, expected a CPU tensor: use .cpu()"
+        )
+    if value.is_quantized or value.is_nested or str(value.layout) != "torch.strided":
+        raise LayoutError(f"argument {name!r} is not a plain dense tensor: {value.layout}")
+    if value.dtype not in table:
+        raise DTypeError(f"argument {name!r} has dtype {value.dtype}, which kernels do not take")
+    return table[value.dtype], value.data_ptr()
+
+
+def _type_only(name: str, value: Any) -> tuple[Type, Any]:
+    """As :func:`_argument` for warmup, where a dtype stands for an argument of that type."""
+    if isinstance(value, DType):
+        return value, None
+    try:
+        return pointers()[value], None
+    except (KeyError, TypeError):
+        return _argument(name, value)
 
 
 def _three(sizes: Sequence[int]) -> tuple[int, int, int]:

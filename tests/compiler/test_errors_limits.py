@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from mistakes import BF16, F32, U8, Cases, check, registering
 
 import amxq
@@ -76,6 +77,18 @@ def int4_offsets(q, s, x):
     tl.store(x, w.scales([0]))  # error: offsets of an int4 tensor .* expected two |
 
 
+@wrong(F32)
+@amxq.jit
+def zeros_of_another_shape(x):
+    tl.store(x + tl.arange(0, 4), tl.zeros((8,), tl.float32))  # error: broadcast shape \[8\] to |
+
+
+@wrong(F32)
+@amxq.jit
+def tile_mask_of_a_scalar(x):
+    tl.store(x, 1.0, tl.arange(0, 4) < 2)  # error: mask is tile<4xi1>, but the pointer is |
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_mistakes_are_explained(name):
     check(*CASES[name], __file__)
@@ -88,3 +101,30 @@ def test_parameters_are_plain():
     with pytest.raises(amxq.errors.CompilationError, match="is not supported") as caught:
         amxq.jit(kernel)
     assert caught.value.file == __file__ and caught.value.line
+
+
+@amxq.jit
+def stores(x, value):
+    tl.store(x, value)
+
+
+@pytest.mark.parametrize("args", [(torch.float32, 1), (torch.zeros(1), tl.int32)])
+def test_types_stand_for_arguments_in_warmup_only(args):
+    stores.warmup(*args)
+    with pytest.raises(amxq.errors.DTypeError, match="kernels take tensors, numbers and None"):
+        stores[(1,)](*args)
+
+
+NOT_A_NUMBER = float("nan")
+
+
+@amxq.jit
+def captures_nan(x):
+    tl.store(x, NOT_A_NUMBER)
+
+
+def test_a_captured_nan_has_not_changed():
+    x = torch.zeros(1)
+    for _ in range(2):
+        captures_nan[(1,)](x)
+    assert x.isnan().all()

@@ -295,3 +295,13 @@ def test_import_registers_the_operator() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["amxq.linear", "amxq.linear_out"]
+
+
+def test_raw_inference_tensors_are_packed_at_every_call() -> None:
+    x = torch.ones(1, 64)
+    with torch.inference_mode():
+        q = torch.zeros(8, 32, dtype=torch.int32)
+        scales, zeros = torch.ones(1, 32), torch.full((1, 4), 0x77777777, dtype=torch.int32)
+        assert amxq.linear(x, q, scales, zeros)[0, 0] == -8 * 64
+        q.fill_(0x11111111)
+        assert amxq.linear(x, q, scales, zeros)[0, 0] == -7 * 64
