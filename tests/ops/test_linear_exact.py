@@ -241,8 +241,9 @@ def test_layouts_of_x_give_the_same_bits(dtype: torch.dtype, k: int) -> None:
         assert torch.equal(out, got), name
     row = x[:1]
     expanded = row.expand(6, k)
-    assert torch.equal(amxq.linear(expanded, *w), amxq.linear(row, *w).expand(6, 40))
-    assert torch.equal(amxq.linear(x[2], *w), want[2])
+    # compared at the same number of rows: vector targets add up in another order for few rows
+    assert torch.equal(amxq.linear(expanded, *w), amxq.linear(row.repeat(6, 1), *w))
+    assert torch.equal(amxq.linear(x[2], *w), amxq.linear(x[2:3], *w)[0])
     assert torch.equal(amxq.linear(x.conj(), *w), want)
     assert torch.equal(amxq.linear(torch._neg_view(-x), *w), want)
 
