@@ -3,8 +3,8 @@
 A block [K, 32] of packed weights becomes K/D x 2 B tiles (D/2 rows of 64 bytes) in scratch
 memory, by VPERMW. Tile loads of freshly stored lines stall unless two tiles lie between (Emerald
 Rapids, 2026-11-30: 38 cycles against 8), which is why a whole panel is written before the first
-multiplication. Writing the next panel meanwhile, instruction by instruction, gained nothing
-there (M = 1 to 512): the out-of-order core overlaps the two by itself.
+multiplication. Writing the next panel meanwhile, instruction by instruction, was tried and gained
+nothing there (docs/performance.md).
 """
 
 from __future__ import annotations
