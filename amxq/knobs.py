@@ -77,7 +77,7 @@ TARGET: Knob[str | None] = Knob(
     "AMXQ_TARGET", str, lambda: None, "amx, avx512_bf16, avx512, avx2 or auto"
 )
 EMULATE = Knob("AMXQ_EMULATE", _flag, lambda: False, "run AMX code on CPUs without AMX, slowly")
-INTERPRET = Knob("AMXQ_INTERPRET", _flag, lambda: False, "run kernels on NumPy, for debugging")
+INTERPRET = Knob("AMXQ_INTERPRET", _flag, lambda: False, "refused: there is no interpreter yet")
 CACHE_DIR = Knob("AMXQ_CACHE_DIR", Path, _cache_home, "where compiled kernels are kept")
 KERNEL_DUMP: Knob[Path | None] = Knob(
     "AMXQ_KERNEL_DUMP",
@@ -87,9 +87,6 @@ KERNEL_DUMP: Knob[Path | None] = Knob(
 )
 ALWAYS_COMPILE = Knob(
     "AMXQ_ALWAYS_COMPILE", _flag, lambda: False, "compile even if the cache has the object"
-)
-PRINT_AUTOTUNING = Knob(
-    "AMXQ_PRINT_AUTOTUNING", _flag, lambda: False, "print what the autotuner tried"
 )
 NUM_THREADS: Knob[int | None] = Knob(
     "AMXQ_NUM_THREADS", _count, lambda: None, "threads of a launch; unset: torch's own number"
@@ -102,6 +99,5 @@ ALL: tuple[Knob[Any], ...] = (
     CACHE_DIR,
     KERNEL_DUMP,
     ALWAYS_COMPILE,
-    PRINT_AUTOTUNING,
     NUM_THREADS,
 )

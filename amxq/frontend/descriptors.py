@@ -12,7 +12,7 @@ from typing import Any
 from amxq.frontend.semantic import Mistake, Operand, Semantic, describe
 from amxq.ir import ops
 from amxq.ir.ops import Value
-from amxq.ir.types import F32, I64, U4, U8, DType, PointerType, TileType, shape_of
+from amxq.ir.types import F32, I64, U4, U8, DType, PointerType, TileType
 
 PANEL = 32  # columns of one panel of packed weights
 
@@ -174,8 +174,3 @@ def _block(shape: Any) -> tuple[int, ...]:
             "annotate the parameter: BLOCK: tl.constexpr",
         )
     return tuple(shape)
-
-
-def tile_shape(value: Value) -> tuple[int, ...]:
-    """``tile.shape`` in a kernel."""
-    return shape_of(value.type)

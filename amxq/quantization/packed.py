@@ -29,7 +29,6 @@ import torch
 from amxq.errors import DTypeError, LayoutError, ShapeError
 
 PANEL = 32  # columns in a panel
-HALF = 16  # columns in one 64-byte vector
 BLOCK = 8  # rows (k) in one 64-byte vector
 DEFAULT_ZERO = 8  # the zero point meant by ``zeros=None``, and the nibble of all padding
 

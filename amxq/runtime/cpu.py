@@ -200,11 +200,6 @@ def _caches_from_libc() -> tuple[Cache, ...]:
     return tuple(found)
 
 
-def cache_bytes(level: int) -> int | None:
-    """Bytes of the data (or unified) cache of that level that one core sees, or None."""
-    return next((cache.bytes for cache in caches() if cache.level == level), None)
-
-
 def affinity() -> frozenset[int]:
     """The CPUs that this thread may run on."""
     if hasattr(os, "sched_getaffinity"):

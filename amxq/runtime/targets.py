@@ -54,8 +54,6 @@ class Target:
         llvm_cpu, llvm_features: for LLVM's target machine. They name levels, not models, so that
             an object runs on every CPU with ``cpu_flags``.
         vector_bits: width of the vectors that kernels use.
-        tune_cpu: model whose timings LLVM schedules for, as the function attribute
-            ``"tune-cpu"``; it never changes which instructions are allowed.
     """
 
     name: str
@@ -63,7 +61,6 @@ class Target:
     llvm_cpu: str
     llvm_features: str
     vector_bits: int
-    tune_cpu: str
 
 
 TABLE: dict[str, Target] = {
@@ -75,12 +72,11 @@ TABLE: dict[str, Target] = {
             "x86-64-v4",
             f"+amx-tile,+amx-bf16,+amx-int8,{_BF16_FEATURES}",
             512,
-            "sapphirerapids",
         ),
         # CPUs with AVX512-BF16 and VBMI but no AMX are AMD's, since Zen 4.
-        Target("avx512_bf16", _BF16_FLAGS, "x86-64-v4", _BF16_FEATURES, 512, "znver4"),
-        Target("avx512", _V4_FLAGS, "x86-64-v4", _WIDE, 512, "skylake-avx512"),
-        Target("avx2", _V3_FLAGS, "x86-64-v3", "", 256, "haswell"),
+        Target("avx512_bf16", _BF16_FLAGS, "x86-64-v4", _BF16_FEATURES, 512),
+        Target("avx512", _V4_FLAGS, "x86-64-v4", _WIDE, 512),
+        Target("avx2", _V3_FLAGS, "x86-64-v3", "", 256),
     )
 }
 

@@ -368,9 +368,12 @@ def test_a_grid_may_depend_on_the_arguments(on: str) -> None:
 
 
 def test_an_empty_grid_runs_nothing(on: str) -> None:
-    y = torch.zeros(4)
-    masked_copy[(0,)](y, y, 4, BLOCK=16, OTHER=0)
-    masked_copy[(3, 0, 2)](y, y, 4, BLOCK=16, OTHER=0)
+    x, y = torch.ones(16), torch.zeros(16)
+    masked_copy[(0,)](x, y, 4, BLOCK=16, OTHER=0)
+    masked_copy[(3, 0, 2)](x, y, 4, BLOCK=16, OTHER=0)
+    assert not y.any()
+    masked_copy[(1,)](x, y, 4, BLOCK=16, OTHER=0)
+    assert y.any()
 
 
 @amxq.jit

@@ -152,8 +152,6 @@ def test_cores_and_caches_are_plausible():
     for cache in cpu.caches():
         assert cache.bytes >= 1024
         assert cache.shared_by >= 1
-        assert cpu.cache_bytes(cache.level)
-    assert cpu.cache_bytes(9) is None
     assert cpu.huge_page_mode() in ("always", "madvise", "never", None)
     assert cpu.memory().get("total", 1) > 0
 

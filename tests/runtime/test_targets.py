@@ -301,7 +301,7 @@ from amxq.runtime.targets import TABLE
 llvm.initialize_all_targets()
 llvm.initialize_all_asmprinters()
 LOOP = '''
-define void @add(ptr noalias %a, ptr noalias %b, i64 %n) "tune-cpu"="TUNE" {
+define void @add(ptr noalias %a, ptr noalias %b, i64 %n) {
 entry:
   br label %loop
 loop:
@@ -340,8 +340,7 @@ triple = "x86_64-unknown-linux-gnu"
 for name, target in TABLE.items():
     machine = llvm.Target.from_triple(triple).create_target_machine(
         cpu=target.llvm_cpu, features=target.llvm_features, opt=3)
-    text = LOOP.replace("TUNE", target.tune_cpu)
-    text += {"amx": TILE + DOT, "avx512_bf16": DOT}.get(name, "")
+    text = LOOP + {"amx": TILE + DOT, "avx512_bf16": DOT}.get(name, "")
     module = llvm.parse_assembly(text)
     module.triple = triple
     options = llvm.create_pipeline_tuning_options(3)
