@@ -12,6 +12,7 @@ from amxq import errors as errors
 from amxq.errors import AmxqError as AmxqError
 
 if TYPE_CHECKING:
+    from amxq import testing as testing
     from amxq.integrations.layers import Int4Linear as Int4Linear
     from amxq.integrations.loader import load_model as load_model
     from amxq.ops.linear import linear as linear
@@ -40,6 +41,7 @@ _HOMES = {
     "pack": "amxq.quantization",
     "set_target": "amxq.runtime.targets",
     "target": "amxq.runtime.targets",
+    "testing": "amxq.testing",
 }
 
 __all__ = ["AmxqError", "errors", *_HOMES]
@@ -49,7 +51,8 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'amxq' has no attribute {name!r}")
-    value = getattr(importlib.import_module(home), name)
+    module = importlib.import_module(home)
+    value = module if home == f"amxq.{name}" else getattr(module, name)
     globals()[name] = value
     return value
 

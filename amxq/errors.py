@@ -24,6 +24,10 @@ class LayoutError(AmxqError, ValueError):
     """Strides, device, alignment or packing are not what the call needs."""
 
 
+class ArgumentError(AmxqError, ValueError):
+    """An argument that is not a tensor has a value that the call does not take."""
+
+
 class TargetError(AmxqError, RuntimeError):
     """The instruction set asked for is unknown, or this CPU cannot run it."""
 
