@@ -11,7 +11,7 @@ from amxq.frontend.semantic import Mistake, Semantic, describe
 from amxq.ir import hardware as hw
 from amxq.ir import ops
 from amxq.ir.ops import Value
-from amxq.ir.types import I32, TileType, scalar_of
+from amxq.ir.types import I32, PointerType, TileType, element_of, scalar_of, shape_of
 
 HANDLERS: dict[Any, Callable[..., Any]] = {}
 
@@ -192,3 +192,15 @@ METHODS: dict[str, Callable[..., Any]] = {
     "min": _reduce("min"),
 }
 """Methods of values: ``tile.to(tl.float32)``."""
+
+
+def attribute(sem: Semantic, value: Value, name: str) -> Any:
+    """``value.name`` in a kernel: its shape, its dtype, or a bound method."""
+    if name == "shape":
+        return shape_of(value.type)
+    if name == "dtype":
+        element = element_of(value.type)
+        return element.element if isinstance(element, PointerType) else element
+    if name in METHODS:
+        return lambda *args, **kwargs: METHODS[name](sem, value, *args, **kwargs)
+    raise Mistake(f"{describe(value)} has no attribute {name!r}")

@@ -15,14 +15,14 @@ from typing import Any
 import amxq.language as tl
 from amxq.errors import CompilationError
 from amxq.frontend import control
-from amxq.frontend.builtins import HANDLERS, METHODS
+from amxq.frontend.builtins import HANDLERS, attribute
 from amxq.frontend.descriptors import Int4Tensor, TensorDescriptor
 from amxq.frontend.semantic import Mistake, Semantic, describe
 from amxq.frontend.source import KernelSource
 from amxq.ir import ops
 from amxq.ir.builder import Builder
 from amxq.ir.ops import Block, Function, Location, Value
-from amxq.ir.types import DType, PointerType, Type, element_of, shape_of
+from amxq.ir.types import DType, Type
 
 # Syntax → the rule for values of the run time, and Python's operation on constants.
 _BINARY: dict[type[ast.operator], tuple[str, Callable[[Any, Any], Any]]] = {
@@ -231,15 +231,8 @@ class CodeGenerator:
     def expr_Attribute(self, node: ast.Attribute) -> Any:
         owner = self.eval(node.value)
         if isinstance(owner, Value):
-            if node.attr == "shape":
-                return shape_of(owner.type)
-            if node.attr == "dtype":
-                element = element_of(owner.type)
-                return element.element if isinstance(element, PointerType) else element
-            if node.attr in METHODS:
-                method = METHODS[node.attr]
-                return lambda *args, **kwargs: method(self.sem, owner, *args, **kwargs)
-        elif isinstance(owner, (TensorDescriptor, Int4Tensor, DType)) or _is_module(owner):
+            return attribute(self.sem, owner, node.attr)
+        if isinstance(owner, (TensorDescriptor, Int4Tensor, DType)) or _is_module(owner):
             if not node.attr.startswith("_") and hasattr(owner, node.attr):
                 return getattr(owner, node.attr)
         raise self.error(node, f"{describe(owner)} has no attribute {node.attr!r}")
@@ -288,19 +281,8 @@ class CodeGenerator:
         return self.fold(node, lambda: on_constants(x, y))
 
     def expr_BoolOp(self, node: ast.BoolOp) -> Any:
-        result: Any = None
-        for i, operand in enumerate(node.values):
-            value = self.eval(operand)
-            if isinstance(value, Value):
-                if isinstance(result, Value):
-                    kind = "and" if isinstance(node.op, ast.And) else "or"
-                    value = self.sem.binary(kind, result, value)
-                result = value
-                continue
-            result = value if i == 0 or not isinstance(result, Value) else result
-            if bool(value) != isinstance(node.op, ast.And):
-                return value  # decided at compile time
-        return result
+        kind = "and" if isinstance(node.op, ast.And) else "or"
+        return self.sem.boolean(kind, (self.eval(operand) for operand in node.values))
 
     def expr_IfExp(self, node: ast.IfExp) -> Any:
         condition = self.eval(node.test)
@@ -314,15 +296,7 @@ class CodeGenerator:
             if not isinstance(index, int) or not -len(owner) <= index < len(owner):
                 raise self.error(node, f"index {index!r} of a tuple of {len(owner)}")
             return owner[index]
-        if not isinstance(owner, Value) or not shape_of(owner.type):
-            raise self.error(node, f"{describe(owner)} cannot be indexed")
-        entries = index if isinstance(index, tuple) else (index,)
-        if [e for e in entries if e is not None] != [_ALL] * len(shape_of(owner.type)):
-            raise self.error(node, "tiles are indexed with : and None only", "as in x[:, None]")
-        for axis, entry in enumerate(entries):
-            if entry is None:
-                owner = self.sem.expand_dims(owner, axis)
-        return owner
+        return self.sem.index(owner, index if isinstance(index, tuple) else (index,))
 
     def _index(self, node: ast.expr) -> Any:
         if isinstance(node, ast.Tuple):

@@ -11,7 +11,7 @@ import amxq.language as tl
 from amxq.frontend.semantic import describe
 from amxq.ir import ops
 from amxq.ir.ops import Block, Value
-from amxq.ir.types import I1, I32, I64, DType, scalar_of
+from amxq.ir.types import I1
 
 if TYPE_CHECKING:
     from amxq.frontend.code_generator import CodeGenerator
@@ -78,17 +78,11 @@ def _unrolled(gen: CodeGenerator, node: ast.For, lower: Any, upper: Any, step: A
 def _rolled(
     gen: CodeGenerator, node: ast.For, index: str, lower: Any, upper: Any, step: Any
 ) -> None:
-    if isinstance(step, int) and step < 1:
-        raise gen.error(node.iter, f"the step is {step}, it must be positive")
-    values = [gen.sem.value(b) for b in (lower, upper, step)]
-    if any(not isinstance(v.type, DType) or v.type.is_float for v in values):
-        raise gen.error(node.iter, "the bounds of a loop are integer scalars")
-    wide = I64 if any(scalar_of(v.type).bits == 64 for v in values) else I32
-    low, up, by = (gen.b.cast(v, wide) for v in values)
+    low, up, by = gen.guarded(node.iter, gen.sem.bounds, lower, upper, step)
     assigned = [n for n in assigned_names(node.body) if n != index and n in gen.scope]
     names = [n for n in assigned if _carriable(gen.scope[n])]
     inits = tuple(gen.sem.value(gen.scope[n]) for n in names)
-    body = Block((Value(wide, index), *(Value(v.type, n) for v, n in zip(inits, names))))
+    body = Block((Value(low.type, index), *(Value(v.type, n) for v, n in zip(inits, names))))
     before = dict(gen.scope)
     gen.scope[index] = body.args[0]
     gen.scope.update(zip(names, body.args[1:]))
@@ -99,8 +93,7 @@ def _rolled(
         if gen.run_body(node.body):
             raise gen.error(node, "return inside a loop is not part of the kernel language")
         results = tuple(
-            _same_type(gen, node, n, gen.scope[n], v.type, "in this loop")
-            for n, v in zip(names, inits)
+            gen.sem.carried(n, gen.scope[n], v.type, "in this loop") for n, v in zip(names, inits)
         )
         gen.b.emit(ops.Yield, values=results)
     after = gen.scope
@@ -151,8 +144,8 @@ def if_statement(gen: CodeGenerator, node: ast.If) -> bool | None:
         with gen.b.inside(blocks[0]):
             first = gen.sem.value(scopes[0][name])
         with gen.b.inside(blocks[1]):
-            second = _same_type(
-                gen, node, name, scopes[1][name], first.type, "in the branches of this if"
+            second = gen.sem.carried(
+                name, scopes[1][name], first.type, "in the branches of this if"
             )
         types.append(first.type)
         merged = [(*merged[0], first), (*merged[1], second)]
@@ -180,16 +173,3 @@ def _equal(a: object, b: object) -> bool:
 
 def _carriable(value: object) -> bool:
     return isinstance(value, (Value, int, float))
-
-
-def _same_type(
-    gen: CodeGenerator, node: ast.AST, name: str, value: Any, type_: Any, where: str
-) -> Value:
-    result = gen.sem.value(value, scalar_of(type_) if isinstance(type_, DType) else None)
-    if result.type != type_:
-        raise gen.error(
-            node,
-            f"{name} changes its type {where}, from {type_} to {result.type}",
-            f"convert with .to(), or start {name} with the type it ends with",
-        )
-    return result

@@ -6,6 +6,7 @@ the place in the source. The interpreter reuses this layer, so nothing here look
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from amxq.ir import ops
@@ -22,6 +23,7 @@ from amxq.ir.types import (
     DType,
     PointerType,
     TileType,
+    Type,
     element_of,
     scalar_of,
     shape_of,
@@ -229,6 +231,18 @@ class Semantic:
             raise Mistake(f"not needs a number, got {describe(x)}")
         return self.invert(x) if scalar_of(x.type) == I1 else self.compare("eq", x, 0)
 
+    def boolean(self, kind: str, operands: Iterable[Any]) -> Any:
+        """``a and b``, ``a or b``: constants decide while they can, the rest is computed."""
+        result: Any = None
+        for i, value in enumerate(operands):
+            if isinstance(value, Value):
+                result = self.binary(kind, result, value) if isinstance(result, Value) else value
+                continue
+            result = value if i == 0 or not isinstance(result, Value) else result
+            if bool(value) != (kind == "and"):
+                return value
+        return result
+
     def where(self, condition: Operand, x: Operand, y: Operand) -> Value:
         cond = self.value(condition)
         if not _numeric(cond) or scalar_of(cond.type) != I1:
@@ -237,6 +251,17 @@ class Semantic:
         cond, a = self.broadcast(cond, a)
         a, b = self.broadcast(a, b)
         return self.b.value(ops.Select, a.type, condition=cond, then=a, other=b)
+
+    def index(self, x: Any, entries: tuple[Any, ...]) -> Value:
+        """``x[:, None]``: entries are ``slice(None)`` and None."""
+        if not isinstance(x, Value) or not shape_of(x.type):
+            raise Mistake(f"{describe(x)} cannot be indexed")
+        if [e for e in entries if e is not None] != [slice(None)] * len(shape_of(x.type)):
+            raise Mistake("tiles are indexed with : and None only", "as in x[:, None]")
+        for axis, entry in enumerate(entries):
+            if entry is None:
+                x = self.expand_dims(x, axis)
+        return x
 
     def reduce(self, kind: str, x: Operand, axis: int) -> Value:
         x = _numbers(self.value(x))
@@ -271,6 +296,28 @@ class Semantic:
         if acc is not None and acc.type != type_:
             raise Mistake(f"acc of dot is {describe(acc)}, expected {type_}")
         return self.b.value(ops.Dot, type_, lhs=a, rhs=b, acc=acc, lowering="")
+
+    # --- control --------------------------------------------------------------------------
+
+    def bounds(self, lower: Operand, upper: Operand, step: Operand) -> tuple[Value, ...]:
+        """The bounds and the step of a loop, in the type of its index."""
+        if isinstance(step, int) and step < 1:
+            raise Mistake(f"the step is {step}, it must be positive")
+        values = [self.value(b) for b in (lower, upper, step)]
+        if any(not isinstance(v.type, DType) or v.type.is_float for v in values):
+            raise Mistake("the bounds of a loop are integer scalars")
+        wide = I64 if any(scalar_of(v.type).bits == 64 for v in values) else I32
+        return tuple(self.b.cast(v, wide) for v in values)
+
+    def carried(self, name: str, x: Operand, type_: Type, where: str) -> Value:
+        """What a variable is next in a loop, or in the other branch: it keeps its type."""
+        value = self.value(x, type_ if isinstance(type_, DType) else None)
+        if value.type != type_:
+            raise Mistake(
+                f"{name} changes its type {where}, from {type_} to {value.type}",
+                f"convert with .to(), or start {name} with the type it ends with",
+            )
+        return value
 
     # --- memory ---------------------------------------------------------------------------
 
