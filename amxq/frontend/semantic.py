@@ -252,7 +252,7 @@ class Semantic:
         a, b = self.broadcast(a, b)
         return self.b.value(ops.Select, a.type, condition=cond, then=a, other=b)
 
-    def index(self, x: Any, entries: tuple[Any, ...]) -> Value:
+    def index(self, x: object, entries: tuple[Any, ...]) -> Value:
         """``x[:, None]``: entries are ``slice(None)`` and None."""
         if not isinstance(x, Value) or not shape_of(x.type):
             raise Mistake(f"{describe(x)} cannot be indexed")
