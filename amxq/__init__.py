@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from amxq.quantization import dequantize as dequantize
     from amxq.quantization import load_layer as load_layer
     from amxq.quantization import pack as pack
+    from amxq.runtime.autotuner import Config as Config
+    from amxq.runtime.autotuner import autotune as autotune
+    from amxq.runtime.autotuner import heuristics as heuristics
     from amxq.runtime.jit import jit as jit
     from amxq.runtime.targets import available_targets as available_targets
     from amxq.runtime.targets import get_target as get_target
@@ -29,11 +32,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Config": "amxq.runtime.autotuner",
     "Int4Linear": "amxq.integrations",
     "PackedWeight": "amxq.quantization",
+    "autotune": "amxq.runtime.autotuner",
     "available_targets": "amxq.runtime.targets",
     "dequantize": "amxq.quantization",
     "get_target": "amxq.runtime.targets",
+    "heuristics": "amxq.runtime.autotuner",
     "jit": "amxq.runtime.jit",
     "linear": "amxq.ops.linear",
     "load_layer": "amxq.quantization",

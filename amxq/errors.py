@@ -28,6 +28,10 @@ class ArgumentError(AmxqError, ValueError):
     """An argument that is not a tensor has a value that the call does not take."""
 
 
+class TuningError(AmxqError, RuntimeError):
+    """No configuration of an autotuned kernel can be used."""
+
+
 class TargetError(AmxqError, RuntimeError):
     """The instruction set asked for is unknown, or this CPU cannot run it."""
 

@@ -88,6 +88,12 @@ KERNEL_DUMP: Knob[Path | None] = Knob(
 ALWAYS_COMPILE = Knob(
     "AMXQ_ALWAYS_COMPILE", _flag, lambda: False, "compile even if the cache has the object"
 )
+AUTOTUNE = Knob(
+    "AMXQ_AUTOTUNE", _flag, lambda: True, "0: the first configuration that compiles, untimed"
+)
+PRINT_AUTOTUNING = Knob(
+    "AMXQ_PRINT_AUTOTUNING", _flag, lambda: False, "print what every autotuning has found"
+)
 NUM_THREADS: Knob[int | None] = Knob(
     "AMXQ_NUM_THREADS", _count, lambda: None, "threads of a launch; unset: torch's own number"
 )
@@ -99,5 +105,7 @@ ALL: tuple[Knob[Any], ...] = (
     CACHE_DIR,
     KERNEL_DUMP,
     ALWAYS_COMPILE,
+    AUTOTUNE,
+    PRINT_AUTOTUNING,
     NUM_THREADS,
 )

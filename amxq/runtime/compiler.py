@@ -76,6 +76,7 @@ class CompiledKernel:
         target: what it was compiled for.
         params: name → type of the arguments that are passed at run time, in order.
         captured: globals whose values are compiled in.
+        key: hash of all that the object depends on, its name in the cache.
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class CompiledKernel:
 
         dump = knobs.KERNEL_DUMP.get()
         t = self.target
-        key = make_key(
+        key = self.key = make_key(
             self._tir, t.name, t.llvm_cpu, t.llvm_features, fingerprint(), compiler_version()
         )
         cache = open_cache()

@@ -100,6 +100,12 @@ def model_name() -> str:
     return _cpuinfo().get("model name", "") or "unknown CPU"
 
 
+def identity() -> str:
+    """The CPU's model, for comparison: virtual machines give many models the same name."""
+    fields = ("vendor_id", "cpu family", "model", "stepping", "model name")
+    return ", ".join(_cpuinfo().get(field, "unknown") for field in fields)
+
+
 def vendor() -> str:
     """GenuineIntel, AuthenticAMD, or an empty string when not known."""
     return _cpuinfo().get("vendor_id", "")
