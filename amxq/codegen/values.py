@@ -114,7 +114,7 @@ class Emitter(MemoryText):
             if element.is_signed:
                 a = self.call(f"llvm.abs.{suffix(wide)}", text, [(text, a), ("i1", "false")])
         else:
-            name = {"abs": "fabs"}.get(op.kind, op.kind)
+            name = {"abs": "fabs", "sqrt": "sqrt", "floor": "floor", "ceil": "ceil"}[op.kind]
             a = self.call(f"llvm.{name}.{suffix(wide)}", text, [(text, a)])
         if wide is not type_:
             a = self.convert(a, wide, element)

@@ -117,6 +117,16 @@ HANDLERS |= {
     tl.sqrt: _unary("sqrt"),
     tl.floor: _unary("floor"),
     tl.ceil: _unary("ceil"),
+    tl.exp: _unary("exp"),
+    tl.exp2: _unary("exp2"),
+    tl.log: _unary("log"),
+    tl.log2: _unary("log2"),
+    tl.rsqrt: _unary("rsqrt"),
+    tl.sigmoid: _unary("sigmoid"),
+    tl.tanh: _unary("tanh"),
+    tl.erf: _unary("erf"),
+    tl.sin: _unary("sin"),
+    tl.cos: _unary("cos"),
 }
 
 

@@ -208,7 +208,7 @@ class Semantic:
     def unary(self, kind: str, x: Operand) -> Value:
         value = _numbers(self.value(x))
         element = scalar_of(value.type)
-        if kind in ("sqrt", "floor", "ceil") and not element.is_float:
+        if kind not in ("neg", "abs") and not element.is_float:
             raise Mistake(f"{kind} needs floats, got {value.type}", "convert with .to(tl.float32)")
         if element.kind == "bool":
             value = self.b.cast(value, I32)

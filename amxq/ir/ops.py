@@ -167,7 +167,9 @@ class NumPrograms(Op):
 
 BINARY = ("add", "sub", "mul", "div", "mod", "min", "max", "and", "or", "xor", "shl", "shr")
 COMPARE = ("eq", "ne", "lt", "le", "gt", "ge")
-UNARY = ("neg", "abs", "sqrt", "floor", "ceil")
+MATH = ("exp", "exp2", "log", "log2", "rsqrt", "sigmoid", "tanh", "erf", "sin", "cos")
+"""Elementary functions; the pass expand_math leaves none of them."""
+UNARY = ("neg", "abs", "sqrt", "floor", "ceil", *MATH)
 
 
 @dataclass(eq=False, repr=False)

@@ -99,7 +99,7 @@ def _unary(op: ops.Unary) -> str | None:
         return f"unknown kind {op.kind}"
     if element is None or op.operand.type != op.result.type:
         return _arrow(op, op.operand)
-    if op.kind in ("sqrt", "floor", "ceil") and not element.is_float:
+    if op.kind not in ("neg", "abs") and not element.is_float:
         return f"{op.kind} needs floats, got {op.operand.type}"
     return None
 

@@ -125,6 +125,59 @@ def ceil(x: Any) -> Any:
 
 
 @_builtin
+def exp(x: Any) -> Any:
+    """e to the power x, of floats, within 1 unit of the last place (bf16 and f16 are computed
+    in f32). 0 below and infinite above the type's range; denormal results are rounded once."""
+
+
+@_builtin
+def exp2(x: Any) -> Any:
+    """2 to the power x, as :func:`exp`; exact for whole numbers."""
+
+
+@_builtin
+def log(x: Any) -> Any:
+    """Natural logarithm of floats, within 1.5 units of the last place; NaN for negative numbers,
+    minus infinity for 0."""
+
+
+@_builtin
+def log2(x: Any) -> Any:
+    """Logarithm to the base 2, as :func:`log`, within 2 units of the last place."""
+
+
+@_builtin
+def rsqrt(x: Any) -> Any:
+    """1 / sqrt(x) of floats, within 1.5 units of the last place."""
+
+
+@_builtin
+def sigmoid(x: Any) -> Any:
+    """1 / (1 + exp(-x)) of floats, within 3 units of the last place; 0 where it is below the
+    smallest normal number."""
+
+
+@_builtin
+def tanh(x: Any) -> Any:
+    """Hyperbolic tangent of floats, within 3.5 units of the last place."""
+
+
+@_builtin
+def erf(x: Any) -> Any:
+    """The error function of floats, within 1.5 units of the last place."""
+
+
+@_builtin
+def sin(x: Any) -> Any:
+    """Sine of floats, x in radians, within 2 units of the last place; NaN for |x| > 2^40."""
+
+
+@_builtin
+def cos(x: Any) -> Any:
+    """Cosine of floats, x in radians, within 2 units of the last place; NaN for |x| > 2^40."""
+
+
+@_builtin
 def fma(x: Any, y: Any, z: Any) -> Any:
     """x·y + z with one rounding; floats of one type."""
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from amxq.ir.ops import Function
 from amxq.ir.verifier import verify
 from amxq.passes.choose_dot import choose_dot
+from amxq.passes.expand_math import expand_math
 from amxq.passes.simplify import simplify
 from amxq.passes.vectorize import vectorize
 
@@ -22,6 +23,7 @@ def lower(function: Function, target: str, vector_bits: int, observe: Observer) 
         ("simplify", lambda: simplify(function)),
         ("choose_dot", lambda: choose_dot(function, target)),
         ("vectorize", lambda: vectorize(function, vector_bits // 32)),
+        ("expand_math", lambda: expand_math(function)),
         ("simplify_vectors", lambda: simplify(function)),
     )
     for name, run in passes:

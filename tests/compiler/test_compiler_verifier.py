@@ -163,12 +163,16 @@ WRONG: dict[str, tuple[str, Callable[[Builder, dict[str, Value]], object]]] = {
         lambda b, v: b.value(ops.Splat, TILE, operand=v["n"]),
     ),
     "unary kind": (
-        "unknown kind sin",
-        lambda b, v: b.value(ops.Unary, F32, kind="sin", operand=v["f"]),
+        "unknown kind sinh",
+        lambda b, v: b.value(ops.Unary, F32, kind="sinh", operand=v["f"]),
     ),
     "root of an integer": (
         "sqrt needs floats",
         lambda b, v: b.value(ops.Unary, I32, kind="sqrt", operand=v["n"]),
+    ),
+    "logarithm of an integer": (
+        "log needs floats",
+        lambda b, v: b.value(ops.Unary, I32, kind="log", operand=v["n"]),
     ),
     "type of a unary": (
         "f32 -> i32",
