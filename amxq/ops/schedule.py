@@ -77,7 +77,7 @@ def _block_m(M: int, target: str, zeros: bool) -> int:
         if M >= 32:
             # with zero points 128 rows take more than a second to compile
             return 128 if M >= 128 and not zeros else 64 if M >= 64 else 32
-        return M if M <= 16 else -(-M // 2)  # two tiles of rows, none of them padded
+        return M  # one or two tiles of rows: a panel is dequantised once
     return -(-M // -(-M // 8))  # at most 8 rows, all blocks as full as possible
 
 

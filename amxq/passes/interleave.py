@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from amxq.ir.ops import Block, Op
-from amxq.passes.tiles import Row
+from amxq.passes.tiles import CHUNK, Row
 
 if TYPE_CHECKING:
     from amxq.passes.vectorize import Vectorizer
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 def pipelined(
     v: Vectorizer,
     prepare: Callable[[Row], None],
-    chunk: int,
-    chunks: int,
+    rows: int,
     body: Callable[[Row], None],
 ) -> None:
     """Calls ``body`` for all rows, chunk by chunk, each while the next one is produced."""
     prepare(Row(None, 0))
-    for i in range(chunks):
+    for first in range(0, rows, CHUNK):
         consume, produce = Block(), Block()
+        following = min(first + CHUNK, rows)
         with v.b.inside(consume):
-            for r in range(chunk):
-                body(Row(None, i * chunk + r))
-        if i + 1 < chunks:
+            for r in range(first, following):
+                body(Row(None, r))
+        if following < rows:
             with v.b.inside(produce):
-                prepare(Row(None, (i + 1) * chunk))
+                prepare(Row(None, following))
         v.b.block.ops += interleaved(produce.ops, consume.ops)
 
 

@@ -42,7 +42,6 @@ def vectorize(function: Function, lanes: int) -> None:
         v.block(function.body)
         v.b.emit(ops.Yield, values=())
     function.body = body
-    function.tiles = v.tile_config
 
 
 class Vectorizer:
@@ -58,7 +57,7 @@ class Vectorizer:
         self.tiles: dict[Value, Tile] = {}
         self.pointers: dict[Value, memory.Pointers] = {}
         self.scratch_bytes = 0
-        self.tile_config: tuple[tuple[int, int], ...] = ()
+        self.tile_config = function.tiles
         self.panels: dict[Value, tuple[Block, Value]] = {}  # int4 tile → where it is dequantised
 
     def error(self, message: str, hint: str) -> CompilationError:
@@ -185,14 +184,14 @@ class Vectorizer:
         return b.addptr(pointer, offset)
 
     def for_rows(self, tile: Tile, body: Callable[[Row], None]) -> None:
-        """Calls ``body`` for every row: unrolled when small, else a loop over chunks."""
-        chunk = chunk_of(tile.rows)
+        """Calls ``body`` for every row: unrolled when few, else a loop over chunks."""
         if tile.prepare:
-            interleave.pipelined(self, tile.prepare, chunk, tile.rows // chunk, body)
-        elif tile.rows <= chunk:
+            interleave.pipelined(self, tile.prepare, tile.rows, body)
+        elif tile.rows <= CHUNK:
             for r in range(tile.rows):
                 body(Row(None, r))
         else:
+            chunk = next(c for c in range(CHUNK, 0, -1) if tile.rows % c == 0)
             loop = Block((Value(I64, "row"),))
             with self.b.inside(loop):
                 for r in range(chunk):
@@ -320,6 +319,8 @@ class Vectorizer:
         """``source`` with its dimensions of size 1 repeated to ``shape``."""
         type_ = TileType(shape, source.dtype)
         lanes = self.lanes_of(type_)
+        if source.prepare and math.prod(shape[:-1]) != source.rows:
+            source = self.materialize(source)  # its chunks of rows are not the result's
 
         def at(row: Row, column: int) -> Value:
             inner = memory.source_row(self, source.type.shape, shape, row)
@@ -394,11 +395,6 @@ class Vectorizer:
 
     def on_if(self, op: ops.If) -> None:
         control.branch(self, op)
-
-
-def chunk_of(rows: int) -> int:
-    """Rows handled in one piece: CHUNK, or the largest divisor of ``rows`` below it."""
-    return next(c for c in range(min(CHUNK, rows), 0, -1) if rows % c == 0)
 
 
 def _both(hooks: list[Callable[[Row], None] | None]) -> Callable[[Row], None] | None:

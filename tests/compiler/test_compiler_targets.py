@@ -59,12 +59,15 @@ def holding(loops: list[list[str]], mnemonic: str) -> list[list[str]]:
     return [loop for loop in loops if any(line.startswith(mnemonic) for line in loop)]
 
 
-@pytest.mark.parametrize("block_m", [1, 16, 32, 128])
-def test_amx_multiplies_in_its_inner_loop(block_m: int) -> None:
+@pytest.mark.parametrize(
+    ("block_m", "row_tiles"), [(1, 1), (16, 1), (24, 2), (32, 2), (47, 3), (50, 4), (128, 8)]
+)
+def test_amx_multiplies_in_its_inner_loop(block_m: int, row_tiles: int) -> None:
     kernel = int4_linear("amx", block_m=block_m)
     lines = range_function(kernel.asm["asm"])
     (inner,) = holding(inner_loops(lines), "tdpbf16ps")
-    assert sum(line.startswith("tilestored") for line in inner) >= 2
+    assert sum(line.startswith("tdpbf16ps") for line in inner) == row_tiles * 2 * (128 // 32)
+    assert sum(line.startswith("tilestored") for line in inner) == row_tiles * 2
     assert any(line.startswith("vpermw") for line in inner)
     assert not any(line.startswith(("ldtilecfg", "tilerelease")) for line in inner)
     assert sum(line.startswith("ldtilecfg") for line in lines) == 1

@@ -98,7 +98,11 @@ def weight(n: int, k: int, group: int, zeros: bool) -> tuple[amxq.PackedWeight, 
         (9, 40, False),
         (16, 64, True),
         (17, 8, True),
+        (24, 32, False),
+        (33, 64, True),
+        (47, 16, False),
         (64, 64, False),
+        (100, 32, True),
     ],
 )
 def test_int4_integers(on_each: str, m: int, block: int, with_acc: bool) -> None:
