@@ -1,4 +1,4 @@
-"""The command line: ``amxq generate``, ``inspect``, ``pack``, ``doctor``, ``bench``.
+"""The command line: ``amxq generate``, ``inspect``, ``pack``, ``doctor``, ``cache``, ``bench``.
 
 A mistake of the user (:class:`amxq.errors.AmxqError`, a missing extra) is one message on standard
 error and exit code 2, without a traceback. Text goes to standard output, remarks to standard error.
@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import amxq
 from amxq.errors import AmxqError
 
 _DEFAULT_TOKENS = 128
@@ -61,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="amxq", description="INT4 language models on x86 CPUs.", allow_abbrev=False
     )
+    parser.add_argument("--version", action="version", version=f"amxq {amxq.__version__}")
     parser.set_defaults(run=lambda arguments: _usage(parser))
     commands = parser.add_subparsers(metavar="COMMAND")
 
@@ -118,6 +120,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     doctor.add_argument("--json", action="store_true", help="the report as JSON")
     doctor.set_defaults(run=_doctor)
+
+    cache = commands.add_parser(
+        "cache",
+        help="show what the cache of compiled kernels holds, or empty it",
+        allow_abbrev=False,
+    )
+    cache.add_argument("--clear", action="store_true", help="remove all objects")
+    cache.set_defaults(run=_cache)
 
     commands.add_parser(
         "bench", help="run the benchmarks of a source checkout; arguments are passed on to them"
@@ -192,6 +202,16 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
     report = doctor.report()
     print(json.dumps(report, indent=2) if arguments.json else doctor.render(report))
+    return 0
+
+
+def _cache(arguments: argparse.Namespace) -> int:
+    from amxq.runtime import doctor
+    from amxq.runtime.cache import open_cache
+
+    if arguments.clear:
+        print(f"{open_cache().clear()} removed")
+    print(doctor.cache_text())
     return 0
 
 

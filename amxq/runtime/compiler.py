@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import logging
 import struct
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,6 +29,8 @@ from amxq.ir.verifier import verify
 from amxq.runtime import openmp
 from amxq.runtime.cache import make_key, open_cache
 from amxq.runtime.targets import Target, check_name, require_runnable
+
+_log = logging.getLogger(__name__)
 
 _COMPILER_FOLDERS = ("frontend", "ir", "language", "passes", "codegen")
 STAGES = ("tir", "llir", "asm", "obj")
@@ -95,7 +98,7 @@ class CompiledKernel:
         self._tir = print_function(function)
         self._function: Function | None = function
         self._built: dict[str, Any] | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self.image = self._image()
         codes = "".join("Q" if isinstance(t, PointerType) else _code(t) for t in types.values())
         self._pack = struct.Struct("<3q2Q" + codes).pack
@@ -167,13 +170,20 @@ class CompiledKernel:
         Raises:
             TargetError: this CPU cannot run the kernel's target.
         """
-        from amxq.runtime.loader import load
+        from amxq.runtime.loader import DamagedObject, load
 
         with self._lock:
             if self._ready:
                 return
             require_runnable(self.target.name)
-            loaded = load(self.source.name, self.image)
+            try:
+                loaded = load(self.source.name, self.image)
+            except DamagedObject as problem:
+                # Its checksum was right, so it was written so: by a version with a mistake.
+                _log.warning("%s: it is compiled anew", problem)
+                self.image = bytes(self.build()["obj"])
+                open_cache().put(self.key, self.image)
+                loaded = load(self.source.name, self.image)
             omp = openmp.runtime()
             self._loaded = loaded
             self._omp = (omp.get_thread_num, omp.get_num_threads)

@@ -196,6 +196,11 @@ def _memory() -> Section:
     return {**cpu.memory(), "transparent_huge_pages": cpu.huge_page_mode()}
 
 
+def cache_text() -> str:
+    """Where the object cache is and what it holds, one fact a line."""
+    return "\n".join(_cache_lines(_cache()))
+
+
 def _cache() -> Section:
     info = cache.open_cache().info()
     return {

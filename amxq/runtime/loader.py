@@ -25,6 +25,10 @@ _STUB_BYTES = 16
 _EXTERNALS = frozenset(("memset", "memcpy", "memmove", "fmod", "fmodf"))
 
 
+class DamagedObject(CacheError):
+    """These bytes are not an object that amxq's compiler makes."""
+
+
 @dataclass(frozen=True)
 class Loaded:
     """Addresses of a kernel's two entry points; ``code`` keeps them mapped."""
@@ -64,16 +68,13 @@ def load(name: str, image: bytes) -> Loaded:
     """Links the relocatable ELF object of kernel ``name`` into this process.
 
     Raises:
-        CacheError: the object is not one that amxq's compiler makes, or the system refuses
-            executable memory.
+        DamagedObject: the object is not one that amxq's compiler makes.
+        CacheError: the system refuses executable memory.
     """
     try:
         return _Linker(image).link(name)
-    except (struct.error, IndexError, ValueError, UnicodeDecodeError) as problem:
-        raise CacheError(
-            f"the object of kernel {name!r} is damaged ({problem}): run once with "
-            "AMXQ_ALWAYS_COMPILE=1"
-        ) from None
+    except (struct.error, LookupError, ValueError, ArithmeticError, OSError) as problem:
+        raise DamagedObject(f"the object of kernel {name!r} is damaged ({problem!r})") from None
 
 
 class _Linker:
@@ -87,7 +88,7 @@ class _Linker:
         self.sections = [
             _Section(*shape.unpack_from(image, table + i * shape.size)) for i in range(count)
         ]
-        symbols = next(s for s in self.sections if s.type == _SYMTAB)
+        symbols = [s for s in self.sections if s.type == _SYMTAB][0]
         shape = struct.Struct("<IBBHQQ")
         self.symbols = [
             _Symbol(*shape.unpack_from(image, symbols.offset + i * shape.size))

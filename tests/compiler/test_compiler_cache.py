@@ -6,8 +6,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from random import Random
 
 import pytest
+import torch
+
+import amxq
+import amxq.language as tl
+from amxq.runtime.cache import ObjectCache
+from amxq.runtime.loader import DamagedObject, load
 
 SCRIPT = """
 import sys, torch, amxq, amxq.language as tl
@@ -79,6 +86,12 @@ def test_what_fresh_processes_compile(script: Path, tmp_path: Path) -> None:
     assert compiled(script) == 2
     assert {p: p.read_bytes() for p in entries(script)} == before
 
+    # A right checksum over a wrong object: replaced too.
+    key = first.stem
+    ObjectCache(first.parent).put(key, b"\x7fELF" + bytes(100))
+    assert compiled(script) == 1
+    assert {p: p.read_bytes() for p in entries(script)} == before
+
     assert compiled(script, AMXQ_ALWAYS_COMPILE="1") == 2
     folder = tmp_path / "dump"
     assert compiled(script, AMXQ_KERNEL_DUMP=str(folder), AMXQ_TARGET="avx2") == 2
@@ -89,3 +102,25 @@ def test_what_fresh_processes_compile(script: Path, tmp_path: Path) -> None:
         assert {p.suffix for p in kernel.iterdir()} == {".tir", ".llir", ".asm", ".obj"}
         assert "// after vectorize" in (kernel / "kernel.tir").read_text()
         assert (kernel / "kernel.obj").read_bytes().startswith(b"\x7fELF")
+
+
+def test_a_damaged_object_is_noticed_or_harmless_to_load() -> None:
+    """Never another error, whatever the bytes of the headers and tables say."""
+
+    @amxq.jit
+    def kernel(x, N: tl.constexpr):
+        tl.store(x + tl.arange(0, N), 0.0)
+
+    image = kernel.warmup(torch.float32, N=512).asm["obj"]
+    random = Random(0)
+    noticed = 0
+    for _ in range(300):
+        damaged = bytearray(image)
+        for _ in range(random.randint(1, 4)):
+            damaged[random.randrange(len(image))] = random.choice((0, 1, 127, 128, 255))
+        try:
+            load("kernel", bytes(damaged[: random.choice((len(image), random.randrange(99999)))]))
+        except DamagedObject as error:
+            assert "object of kernel 'kernel' is damaged" in str(error)
+            noticed += 1
+    assert noticed > 50

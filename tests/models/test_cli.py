@@ -95,6 +95,24 @@ def test_doctor() -> None:
     assert {"cpu", "amx", "targets", "threads", "cache", "versions"} <= set(report)
 
 
+def test_cache(tmp_path: Path) -> None:
+    from amxq.runtime.cache import ObjectCache, make_key
+
+    folder = tmp_path / "objects"
+    for i in range(3):
+        ObjectCache(folder).put(make_key(i), bytes(936))
+    shown = amxq_command("cache", AMXQ_CACHE_DIR=str(folder))
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout == f"{folder}\n3 objects, 3 KiB of 256 MiB\n"
+    cleared = amxq_command("cache", "--clear", AMXQ_CACHE_DIR=str(folder))
+    assert cleared.stdout == f"3 removed\n{folder}\n0 objects, 0 bytes of 256 MiB\n"
+    assert not list(folder.iterdir())
+
+
+def test_version() -> None:
+    assert amxq_command("--version").stdout == f"amxq {amxq.__version__}\n"
+
+
 def test_bench_runs_the_benchmarks_of_a_checkout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
