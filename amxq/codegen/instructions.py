@@ -198,6 +198,24 @@ def _vpdpbusd(c: Array, a: Array, b: Array) -> Array:
     return np.asarray(total.astype(np.uint64).astype(np.uint32).view(np.int32))
 
 
+def _vpmaddubsw(a: Array, b: Array) -> Array:
+    """Pairs of A [2·lanes] uint8 · B int8 as int16 [lanes], saturated."""
+    import numpy as np
+
+    products = a.view(np.uint8).astype(np.int32) * b.view(np.int8)
+    total = products.reshape(*products.shape[:-1], -1, 2).sum(-1)
+    return np.asarray(np.clip(total, -(1 << 15), (1 << 15) - 1).astype(np.int16))
+
+
+def _vpmaddwd(a: Array, b: Array) -> Array:
+    """Pairs of A · B [2·lanes] int16 as int32 [lanes]; wraps modulo 2**32."""
+    import numpy as np
+
+    products = a.view(np.int16).astype(np.int64) * b.view(np.int16)
+    total = products.reshape(*products.shape[:-1], -1, 2).sum(-1)
+    return np.asarray(total.astype(np.uint64).astype(np.uint32).view(np.int32))
+
+
 def _vpermw(table: Array, index: Array) -> Array:
     """table[index mod 32] for each 16-bit lane."""
     import numpy as np
@@ -294,5 +312,7 @@ TABLE: dict[str, Instruction] = {
         _vector(
             "vpdpbusd", "avx512.vpdpbusd", "avx512_vnni", _vpdpbusd, _emerald(0.5, 6.0), _zen4(1.0)
         ),
+        _vector("vpmaddubsw", "avx512.pmaddubs.w", "avx512bw", _vpmaddubsw),
+        _vector("vpmaddwd", "avx512.pmaddw.d", "avx512bw", _vpmaddwd),
     )
 }

@@ -181,7 +181,7 @@ class _Codegen:
             name = f"%scratch{len(self.allocas)}"
             self.allocas.append(f"  {name} = alloca [{op.bytes} x i8], align 64")
             e.names[op.result] = name
-        elif isinstance(op, (hw.TileZero, hw.TileLoad, hw.TileStore, hw.Tdpbf16ps)):
+        elif isinstance(op, hw.TILE_OPS):
             self._tile(op)
         else:
             e.operation(op)
@@ -191,9 +191,9 @@ class _Codegen:
         if isinstance(op, hw.TileZero):
             e.declarations.add("declare void @llvm.x86.tilezero(i8)")
             e.lines.append(f"  call void @llvm.x86.tilezero(i8 {op.t})")
-        elif isinstance(op, hw.Tdpbf16ps):
-            e.declarations.add("declare void @llvm.x86.tdpbf16ps(i8, i8, i8)")
-            e.lines.append(f"  call void @llvm.x86.tdpbf16ps(i8 {op.c}, i8 {op.a}, i8 {op.b})")
+        elif isinstance(op, hw.TILE_DOTS):
+            e.declarations.add(f"declare void @llvm.x86.{op.name}(i8, i8, i8)")
+            e.lines.append(f"  call void @llvm.x86.{op.name}(i8 {op.c}, i8 {op.a}, i8 {op.b})")
         elif isinstance(op, (hw.TileLoad, hw.TileStore)):
             name = "tileloadd64" if isinstance(op, hw.TileLoad) else "tilestored64"
             e.declarations.add(f"declare void @llvm.x86.{name}(i8, ptr, i64)")

@@ -242,3 +242,32 @@ class Emitter(MemoryText):
         a, b = (self.line(f"bitcast <32 x i16> {self.names[v]} to {pairs}") for v in (op.a, op.b))
         args = [(wide, self.names[op.acc]), (pairs, a), (pairs, b)]
         self.names[op.result] = self.call("llvm.x86.avx512bf16.dpbf16ps.512", wide, args)
+
+    def on_shuffle(self, op: hw.Shuffle) -> None:
+        text = llvm_type(op.result.type)
+        index = ", ".join(f"i32 {lane}" for lane in op.lanes)
+        self.define(
+            op,
+            f"shufflevector {text} {self.names[op.vector]}, {text} poison, "
+            f"<{len(op.lanes)} x i32> <{index}>",
+        )
+
+    def on_vpdpbusd(self, op: hw.Vpdpbusd) -> None:
+        # LLVM up to 21 knows the intrinsic with i32 operands only, later ones take those too
+        text = "<16 x i32>"
+        quads = [self.line(f"bitcast <64 x i8> {self.names[v]} to {text}") for v in (op.a, op.b)]
+        args = [(text, name) for name in (self.names[op.acc], *quads)]
+        self.names[op.result] = self.call("llvm.x86.avx512.vpdpbusd.512", text, args)
+
+    def on_vpmaddubsw(self, op: hw.Vpmaddubsw) -> None:
+        self._pairs(op, "llvm.x86.avx512.pmaddubs.w.512", "llvm.x86.avx2.pmadd.ub.sw")
+
+    def on_vpmaddwd(self, op: hw.Vpmaddwd) -> None:
+        self._pairs(op, "llvm.x86.avx512.pmaddw.d.512", "llvm.x86.avx2.pmadd.wd")
+
+    def _pairs(self, op: hw.Vpmaddubsw | hw.Vpmaddwd, wide: str, narrow: str) -> None:
+        text, type_ = llvm_type(op.a.type), op.result.type
+        assert isinstance(type_, VectorType)
+        name = wide if type_.lanes * type_.element.bits == 512 else narrow
+        args = [(text, self.names[v]) for v in (op.a, op.b)]
+        self.names[op.result] = self.call(name, llvm_type(type_), args)

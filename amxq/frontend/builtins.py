@@ -177,6 +177,11 @@ def _int4_tensor(
     return Int4Tensor.make(sem, qweight, scales, zeros, shape, group_size, block_shape)
 
 
+@_implements(tl.int4_order)
+def _int4_order(sem: Semantic, tile: Any) -> Value:
+    return sem.int4_order(tile)
+
+
 @_implements(tl.dot)
 def _dot(sem: Semantic, a: Any, b: Any, acc: Any = None) -> Value:
     return sem.dot(a, b, acc)

@@ -24,6 +24,7 @@ from amxq.ir.types import (
     PointerType,
     TileType,
     Type,
+    dot_element,
     element_of,
     scalar_of,
     shape_of,
@@ -278,6 +279,15 @@ class Semantic:
         out = TileType(shape[:-1], element) if len(shape) > 1 else element
         return self.b.value(ops.Reduce, out, kind=kind, operand=x)
 
+    def int4_order(self, x: Operand) -> Value:
+        x = _numbers(self.value(x))
+        shape = shape_of(x.type)
+        if not shape or shape[-1] % 8:
+            raise Mistake(
+                f"int4_order of {describe(x)}: expected a tile whose rows are whole eights"
+            )
+        return self.b.value(ops.Int4Order, x.type, operand=x)
+
     def dot(self, a: Operand, b: Operand, acc: Operand | None) -> Value:
         a, b, acc = self.value(a), self.value(b), None if acc is None else self.value(acc)
         for name, tile in (("a", a), ("b", b)):
@@ -287,12 +297,12 @@ class Semantic:
         if k != k2:
             raise Mistake(f"dot of [{m}, {k}] and [{k2}, {n}]: the inner dimensions differ")
         left, right = str(element_of(a.type)), str(element_of(b.type))
-        if (left, right) not in (("bf16", "u4"), ("bf16", "bf16"), ("f32", "f32")):
+        if (left, right) not in (("bf16", "u4"), ("i8", "u4"), ("bf16", "bf16"), ("f32", "f32")):
             raise Mistake(
                 f"dot of {left} and {right} is not defined",
-                "use bf16 with int4, bf16 with bf16, or f32 with f32",
+                "use bf16 with int4, int8 with int4, bf16 with bf16, or f32 with f32",
             )
-        type_ = TileType((m, n), F32)
+        type_ = TileType((m, n), dot_element(a.type))
         if acc is not None and acc.type != type_:
             raise Mistake(f"acc of dot is {describe(acc)}, expected {type_}")
         return self.b.value(ops.Dot, type_, lhs=a, rhs=b, acc=acc, lowering="")

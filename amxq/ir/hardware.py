@@ -124,6 +124,43 @@ class Vdpbf16ps(Op):
 
 
 @dataclass(eq=False, repr=False)
+class Shuffle(Op):
+    """Lane i is lane ``lanes[i]`` of ``vector``."""
+
+    vector: Value
+    lanes: tuple[int, ...]
+    name: ClassVar[str] = "shuffle"
+
+
+@dataclass(eq=False, repr=False)
+class Vpdpbusd(Op):
+    """acc[i] + the sum of a[4i + j]·b[4i + j] over j, a unsigned and b signed bytes."""
+
+    acc: Value
+    a: Value
+    b: Value
+    name: ClassVar[str] = "vpdpbusd"
+
+
+@dataclass(eq=False, repr=False)
+class Vpmaddubsw(Op):
+    """a[2i]·b[2i] + a[2i+1]·b[2i+1] as i16, saturated; a unsigned and b signed bytes."""
+
+    a: Value
+    b: Value
+    name: ClassVar[str] = "vpmaddubsw"
+
+
+@dataclass(eq=False, repr=False)
+class Vpmaddwd(Op):
+    """a[2i]·b[2i] + a[2i+1]·b[2i+1] of i16 as i32."""
+
+    a: Value
+    b: Value
+    name: ClassVar[str] = "vpmaddwd"
+
+
+@dataclass(eq=False, repr=False)
 class TileZero(Op):
     t: int
     name: ClassVar[str] = "tilezero"
@@ -157,3 +194,16 @@ class Tdpbf16ps(Op):
     b: int
     name: ClassVar[str] = "tdpbf16ps"
     effect: ClassVar[bool] = True
+
+
+@dataclass(eq=False, repr=False)
+class Tdpbssd(Op):
+    c: int
+    a: int
+    b: int
+    name: ClassVar[str] = "tdpbssd"
+    effect: ClassVar[bool] = True
+
+
+TILE_DOTS = (Tdpbf16ps, Tdpbssd)
+TILE_OPS = (TileZero, TileLoad, TileStore, *TILE_DOTS)

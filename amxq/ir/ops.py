@@ -326,9 +326,19 @@ class LoadInt4(Op):
 
 
 @dataclass(eq=False, repr=False)
+class Int4Order(Op):
+    """Columns 0, 4, 1, 5, 2, 6, 3, 7 of every 8: the order in which bytes cut out of packed INT4
+    words lie."""
+
+    operand: Value
+    name: ClassVar[str] = "int4_order"
+
+
+@dataclass(eq=False, repr=False)
 class Dot(Op):
-    """lhs [M, K] · rhs [K, N] (+ acc) in fp32. An int4 rhs counts as its integers minus 8.
-    ``lowering`` is "" until the pass choose_dot writes "amx", "vdpbf16ps" or "fma"."""
+    """lhs [M, K] · rhs [K, N] (+ acc) in fp32, or in int32 where lhs is i8. An int4 rhs counts as
+    its integers minus 8 beside bf16; beside i8, whose columns are in Int4Order, as they are.
+    ``lowering`` is "" until the pass choose_dot writes one of its names."""
 
     lhs: Value
     rhs: Value

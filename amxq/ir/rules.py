@@ -13,6 +13,8 @@ from amxq.ir.types import (
     BF16,
     F32,
     I1,
+    I8,
+    I16,
     I32,
     I64,
     U4,
@@ -22,6 +24,7 @@ from amxq.ir.types import (
     TileType,
     Type,
     VectorType,
+    dot_element,
     element_of,
     scalar_of,
     shape_of,
@@ -159,11 +162,19 @@ def _dot(op: ops.Dot) -> str | None:
     if not tiles or not (len(shape_of(lhs)) == len(shape_of(rhs)) == 2):
         return f"needs two tiles of rank 2, got {lhs} and {rhs}"
     (m, k), (k2, n) = shape_of(lhs), shape_of(rhs)
-    if k != k2 or out != TileType((m, n), F32):
+    if k != k2 or out != TileType((m, n), dot_element(lhs)):
         return f"{lhs} times {rhs} gives {out}"
-    if op.lowering not in ("", "amx", "vdpbf16ps", "fma"):
+    if element_of(lhs) == I8 and element_of(rhs) != U4:
+        return f"{lhs} times {rhs} is not defined"
+    if op.lowering not in ("", "amx", "vdpbf16ps", "fma", "vpdpbusd", "vpmaddubsw"):
         return f"unknown lowering {op.lowering}"
     return None if op.acc is None or op.acc.type == out else f"acc is {op.acc.type}"
+
+
+def _int4_order(op: ops.Int4Order) -> str | None:
+    shape = shape_of(op.operand.type)
+    fits = op.operand.type == op.result.type and _number(op.result.type) and shape
+    return None if fits and shape[-1] % 8 == 0 else _arrow(op, op.operand)
 
 
 def _load_int4(op: ops.LoadInt4) -> str | None:
@@ -325,6 +336,30 @@ def _vdpbf16ps(op: hw.Vdpbf16ps) -> str | None:
     return None if ok else _arrow(op, op.acc, op.a, op.b)
 
 
+def _shuffle(op: hw.Shuffle) -> str | None:
+    vector = op.vector.type
+    if not isinstance(vector, VectorType) or op.result.type != vector:
+        return _arrow(op, op.vector)
+    inside = all(0 <= lane < vector.lanes for lane in op.lanes)
+    return None if inside and len(op.lanes) == vector.lanes else f"{op.lanes} of {vector}"
+
+
+def _vpdpbusd(op: hw.Vpdpbusd) -> str | None:
+    wide, a, b = (VectorType(n, t) for n, t in ((16, I32), (64, U8), (64, I8)))
+    ok = op.acc.type == op.result.type == wide and op.a.type == a and op.b.type == b
+    return None if ok else _arrow(op, op.acc, op.a, op.b)
+
+
+def _pairs(op: hw.Vpmaddubsw | hw.Vpmaddwd) -> str | None:
+    """Two vectors of 256 or 512 bits, and half as many lanes of twice the width."""
+    a, b, to = (U8, I8, I16) if isinstance(op, hw.Vpmaddubsw) else (I16, I16, I32)
+    for bits in (256, 512):
+        types = tuple(VectorType(bits // t.bits, t) for t in (a, b, to))
+        if (op.a.type, op.b.type, op.result.type) == types:
+            return None
+    return _arrow(op, op.a, op.b)
+
+
 def _tile_memory(op: hw.TileLoad | hw.TileStore) -> str | None:
     if not isinstance(op.pointer.type, PointerType):
         return f"pointer is {op.pointer.type}"
@@ -350,6 +385,7 @@ RULES: dict[type[Op], Rule] = {
     ops.Broadcast: _broadcast,
     ops.Reduce: _reduce,
     ops.Dot: _dot,
+    ops.Int4Order: _int4_order,
     ops.LoadInt4: _load_int4,
     ops.AddPtr: _addptr,
     ops.Load: _access,
@@ -371,8 +407,13 @@ RULES: dict[type[Op], Rule] = {
     hw.Fma: _fma,
     hw.Vpermw: _vpermw,
     hw.Vdpbf16ps: _vdpbf16ps,
+    hw.Shuffle: _shuffle,
+    hw.Vpdpbusd: _vpdpbusd,
+    hw.Vpmaddubsw: _pairs,
+    hw.Vpmaddwd: _pairs,
     hw.TileZero: _always,
     hw.TileLoad: _tile_memory,
     hw.TileStore: _tile_memory,
     hw.Tdpbf16ps: _always,
+    hw.Tdpbssd: _always,
 }

@@ -116,3 +116,8 @@ def with_element(type_: Type, element: DType | PointerType) -> Type:
         assert isinstance(element, DType)
         return VectorType(type_.lanes, element)
     return element
+
+
+def dot_element(lhs: Type) -> DType:
+    """What a dot adds up in: int32 for bytes, else fp32."""
+    return I32 if element_of(lhs) == I8 else F32

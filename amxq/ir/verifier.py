@@ -37,14 +37,11 @@ def _verify_block(block: Block, outer: set[Value], function: Function, stage: st
             _verify_block(region, seen, function, stage)
         rule = RULES.get(type(op))
         problem = rule(op) if rule else "there is no rule for this operation"
-        if problem is None and isinstance(op, _TILE_OPS):
+        if problem is None and isinstance(op, hw.TILE_OPS):
             problem = _tiles(op, function.tiles)
         if problem:
             raise _broken(op, problem, stage)
         seen.update(op.results)
-
-
-_TILE_OPS = (hw.TileZero, hw.TileLoad, hw.TileStore, hw.Tdpbf16ps)
 
 
 def _tiles(op: Op, tiles: tuple[tuple[int, int], ...]) -> str | None:
@@ -53,7 +50,7 @@ def _tiles(op: Op, tiles: tuple[tuple[int, int], ...]) -> str | None:
     numbers = [v for k, v in ops.fields_of(op).items() if k in ("t", "c", "a", "b")]
     if any(type(n) is not int or not 0 <= n < len(tiles) for n in numbers):
         return f"tile number of {numbers} is not configured ({len(tiles)} tiles)"
-    if isinstance(op, hw.Tdpbf16ps):
+    if isinstance(op, hw.TILE_DOTS):
         (c_rows, c_bytes), (a_rows, a_bytes), (b_rows, b_bytes) = (
             tiles[op.c],
             tiles[op.a],

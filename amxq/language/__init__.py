@@ -22,6 +22,7 @@ from amxq.language.core import (
     fma,
     full,
     int1,
+    int4_order,
     int4_tensor,
     int8,
     int16,

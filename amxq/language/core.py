@@ -251,9 +251,9 @@ def int4_tensor(
         group_size: elements of K that share a scale: a scalar or a constant.
         block_shape: constants [BLOCK_K, 32]; BLOCK_K is a multiple of 8.
 
-    ``load([k, n])`` gives the integers minus 8 as an operand of :func:`dot`. ``scales([g, n])``
-    gives the float32 scales of group g for the 32 columns from n on; ``zeros([g, n])`` the
-    zero points minus 8, float32. ``has_zeros`` is a constant.
+    ``load([k, n])`` gives the integers as an operand of :func:`dot`, which subtracts 8 beside
+    bf16. ``scales([g, n])`` gives the float32 scales of group g for the 32 columns from n on;
+    ``zeros([g, n])`` the zero points minus 8, float32. ``has_zeros`` is a constant.
     """
 
 
@@ -262,11 +262,22 @@ def int4_tensor(
 
 @_builtin
 def dot(a: Any, b: Any, acc: Any = None) -> Any:
-    """a [M, K] · b [K, N] (+ acc [M, N]) in float32.
+    """a [M, K] · b [K, N] (+ acc [M, N]) in float32, or in int32 where a is int8.
 
     a is bf16, b an int4 tile or a bf16 tile; or both float32. Products of a bf16 number and a
     4-bit integer are exact, so the only rounding is that of the float32 sum.
+
+    An int8 a multiplies an int4 b exactly. There b's integers count as they are stored, 0 to 15,
+    without the 8 subtracted, because that is what the instructions take (VPDPBUSD multiplies
+    unsigned by signed bytes): subtract 8 or the zero point times the sum of a's row. a's columns
+    are in the order of :func:`int4_order`.
     """
+
+
+@_builtin
+def int4_order(tile: Any) -> Any:
+    """The columns of a tile in the order in which packed int4 weights are multiplied with int8:
+    0, 4, 1, 5, 2, 6, 3, 7 of every 8. Reorder activations once, when they are quantised."""
 
 
 # --- control and compile time -----------------------------------------------------------

@@ -3,9 +3,11 @@
 Before:  %p = dot lhs=%a rhs=%q lowering= : tile<32x32xf32>
 After:   %p = dot lhs=%a rhs=%q lowering=amx : tile<32x32xf32>       (target amx)
 
-"amx"        TDPBF16PS on tile registers: bf16 times int4, any number of rows
-"vdpbf16ps"  bf16 pairs in vector registers: bf16 times int4
-"fma"        fp32 fused multiply-add: everything else
+"amx"         TDPBF16PS or TDPBSSD on tile registers: bf16 or int8 times int4, any number of rows
+"vdpbf16ps"   bf16 pairs in vector registers: bf16 times int4
+"vpdpbusd"    quads of bytes in vector registers: int8 times int4
+"vpmaddubsw"  the same in two steps, on CPUs without VNNI
+"fma"         fp32 fused multiply-add: everything else
 
 The function's tile configuration grows by what its AMX dots need (amxq.passes.tile_registers).
 """
@@ -16,8 +18,8 @@ import dataclasses
 
 from amxq.ir import ops
 from amxq.ir.ops import Block, Function
-from amxq.ir.types import U4, element_of, shape_of
-from amxq.passes.tile_registers import depth_of_tile, shapes, united
+from amxq.ir.types import I8, U4, element_of, scalar_of, shape_of
+from amxq.passes.tile_registers import shapes, united, width_of_tile
 
 AMX_MIN_ROWS = 1
 """From how many rows on tile registers win. Emerald Rapids, 2026-11-30: VDPBF16PS takes 2 cycles
@@ -37,12 +39,14 @@ def _block(block: Block, target: str, function: Function) -> None:
 
 
 def _lowering(op: ops.Dot, target: str, function: Function) -> str:
+    int8 = element_of(op.lhs.type) == I8
     if element_of(op.rhs.type) != U4 or target not in ("amx", "avx512_bf16"):
-        return "fma"
+        return "vpmaddubsw" if int8 else "fma"
     rows, depth = shape_of(op.lhs.type)
     if target == "amx" and rows >= AMX_MIN_ROWS:
-        tiles = united(function.tiles, shapes(rows, depth_of_tile(depth)))
+        width = width_of_tile(depth * scalar_of(op.lhs.type).bytes)
+        tiles = united(function.tiles, shapes(rows, width))
         if tiles is not None:
             function.tiles = tiles
             return "amx"
-    return "vdpbf16ps"
+    return "vpdpbusd" if int8 else "vdpbf16ps"

@@ -1,15 +1,16 @@
-"""bf16 times int4 on AMX tile registers.
+"""bf16 or int8 times int4 on AMX tile registers.
 
-For a dot [M, K] · [K, 32] in tiles of D = 32 k (or 16, 8 where K asks for it):
+For a dot [M, K] · [K, 32] in tiles of D = 32 k of bf16, 64 k of int8 (or a half, a quarter, …
+of that where K asks for it):
 
-    panel:   K/D x 2 B tiles, dequantised once by VPERMW into scratch memory
+    panel:   K/D x 2 B tiles, dequantised once into scratch memory
     chunk:   tilezero 0..3                                  2 x 2 tiles of C, 32 rows
-             for each k tile: tileload 4, 5 (A), 6, 7 (B), four tdpbf16ps
+             for each k tile: tileload 4, 5 (A), 6, 7 (B), four tdpbf16ps or tdpbssd
              tilestore 0..3 to scratch
 
 Which registers, and what happens to numbers of rows that 32 does not divide, is in
 :mod:`amxq.passes.tile_registers`. A large result is produced chunk by chunk when its consumer asks
-for those rows, and the fp32 work on chunk i (scales, accumulation) is interleaved with the tile
+for those rows, and the vector work on chunk i (scales, accumulation) is interleaved with the tile
 work of chunk i + 1.
 """
 
@@ -20,10 +21,10 @@ from typing import TYPE_CHECKING
 from amxq.ir import hardware as hw
 from amxq.ir import ops
 from amxq.ir.ops import Value
-from amxq.ir.types import F32, TileType
+from amxq.ir.types import TileType, scalar_of
 from amxq.passes.dot_vector import place_of
 from amxq.passes.panels import panel_of
-from amxq.passes.tile_registers import depth_of_tile, numbers, row_tiles, shapes
+from amxq.passes.tile_registers import numbers, row_tiles, shapes, width_of_tile
 from amxq.passes.tiles import CHUNK, Row, Tile
 
 if TYPE_CHECKING:
@@ -34,19 +35,21 @@ def lower(v: Vectorizer, op: ops.Dot) -> None:
     type_ = op.result.type
     assert isinstance(type_, TileType) and isinstance(op.lhs.type, TileType)
     rows, depth = op.lhs.type.shape
-    k, heights = depth_of_tile(depth), row_tiles(rows)
-    registers = numbers(v.tile_config, shapes(rows, k))
+    element, size = scalar_of(type_), scalar_of(op.lhs.type).bytes
+    multiply = hw.Tdpbssd if size == 1 else hw.Tdpbf16ps
+    width, heights = width_of_tile(depth * size), row_tiles(rows)
+    registers = numbers(v.tile_config, shapes(rows, width))
     C, A, B = registers[: 2 * len(heights)], registers[2 * len(heights) : -2], registers[-2:]
 
     b = v.b
     a = place_of(v, op.lhs)
-    panel = panel_of(v, op.rhs, depth, k)
+    panel = panel_of(v, op.rhs, depth, width, size)
     start = v.tiles[op.acc] if op.acc is not None else None
     initial = v.materialize(start).place if start is not None else None
-    part_type = TileType((sum(heights), 32), F32)
+    part_type = TileType((sum(heights), 32), element)
     parts = [v.scratch(part_type) for _ in range(2 if rows > CHUNK else 1)]
-    part_stride = b.i64(32 * F32.bytes)
-    a_stride = b.mul(a.stride, b.i64(2))
+    part_stride = b.i64(32 * element.bytes)
+    a_stride = b.mul(a.stride, b.i64(size))
     b_stride = b.i64(64)
 
     def chunk_at(row: int) -> tuple[int, list[int]]:
@@ -65,15 +68,15 @@ def lower(v: Vectorizer, op: ops.Dot) -> None:
             else:
                 pointer = v.element_pointer(initial, Row(None, tiles[i]), 16 * j)
                 b.emit(hw.TileLoad, t=C[2 * i + j], pointer=pointer, stride=part_stride)
-        for step in range(depth // k):
+        for step in range(depth * size // width):
             for j in range(2):
-                pointer = b.addptr(panel, b.i64((2 * step + j) * 32 * k))
+                pointer = b.addptr(panel, b.i64((2 * step + j) * 16 * width))
                 b.emit(hw.TileLoad, t=B[j], pointer=pointer, stride=b_stride)
             for i, tile in enumerate(tiles):
-                pointer = v.element_pointer(a, Row(None, tile), step * k)
+                pointer = v.element_pointer(a, Row(None, tile), step * width // size)
                 b.emit(hw.TileLoad, t=A[i], pointer=pointer, stride=a_stride)
                 for j in range(2):
-                    b.emit(hw.Tdpbf16ps, c=C[2 * i + j], a=A[i], b=B[j])
+                    b.emit(multiply, c=C[2 * i + j], a=A[i], b=B[j])
         part = parts[row.offset // CHUNK % len(parts)]
         for i, j in c_tiles:
             pointer = v.element_pointer(part, Row(None, tiles[i] - first), 16 * j)

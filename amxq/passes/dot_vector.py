@@ -25,14 +25,13 @@ from amxq.ir.types import (
     F32,
     I32,
     I64,
-    U4,
     U16,
     U32,
     PointerType,
     TileType,
     Type,
     VectorType,
-    element_of,
+    scalar_of,
 )
 from amxq.passes.tiles import Place, Row, Tile, registers
 
@@ -51,15 +50,15 @@ PREFETCH = 1024
 likes 4096, but uses tiles."""
 
 
-def lower(v: Vectorizer, op: ops.Dot) -> None:
+def lower(v: Vectorizer, op: ops.Dot, method: Int4Dot | Dense) -> None:
+    """Emits a dot by ``method``, which does a block of rows."""
     type_ = op.result.type
     assert isinstance(type_, TileType)
     acc = v.tiles[op.acc] if op.acc is not None else None
     a = place_of(v, op.lhs)
-    run = Int4Dot(v, op).run if element_of(op.rhs.type) == U4 else Dense(v, op).run
     result = registers(type_, v.lanes_of(type_), [])
     if result.small:
-        parts = run(a, result.rows, acc, Row(None, 0))
+        parts = method.run(a, result.rows, acc, Row(None, 0))
         v.define(op.result, registers(type_, result.lanes, parts))
         return
     # A large result is computed in blocks of rows whose sums fit the registers.
@@ -72,7 +71,7 @@ def lower(v: Vectorizer, op: ops.Dot) -> None:
     with v.b.inside(loop):
         row = loop.args[0]
         rows = Place(v.element_pointer(a, Row(row, 0), 0), a.stride)
-        parts = run(rows, block, acc, Row(row, 0))
+        parts = method.run(rows, block, acc, Row(row, 0))
         for i, part in enumerate(parts):
             at = Row(row, i // result.columns)
             pointer = v.element_pointer(home, at, i % result.columns * result.lanes)
@@ -88,7 +87,7 @@ def _start(
 ) -> list[Value]:
     """Initial sums of a block of rows: zeros, or rows of acc."""
     if acc is None:
-        return [v.b.constant(0.0, type_)] * (rows * columns)
+        return [v.b.constant(0.0 if scalar_of(type_).is_float else 0, type_)] * (rows * columns)
     return [
         acc.at(Row(first.base, first.offset + i // columns), i % columns)
         for i in range(rows * columns)
@@ -158,15 +157,13 @@ class Int4Dot:
         load = v.defs[self.op.rhs]
         assert isinstance(load, ops.LoadInt4)
         self.panel = packed_block(v, load, v.scalars[load.k])
-        self.a = bitcast(b, a.pointer, PointerType(BF16))
-        self.a_stride = a.stride
-        self.use_dp = self.op.lowering == "vdpbf16ps"
-        self.table = int4_table(b) if v.lanes == 16 else None
+        self.a, self.a_stride = a.pointer, a.stride
+        self.setup()
         self.chains = max(1, min(4, CHAINS // (rows * self.vectors)))
         count = rows * self.vectors
-        tile = VectorType(v.lanes, F32)
-        start = _start(v, acc, first, rows, self.vectors, tile)
-        start += [b.constant(0.0, tile)] * (count * (self.chains - 1))
+        part = VectorType(v.lanes, scalar_of(self.op.result.type))
+        start = _start(v, acc, first, rows, self.vectors, part)
+        start += _start(v, None, first, rows, self.vectors, part) * (self.chains - 1)
         blocks = depth // 8
         unroll = next(u for u in (4, 2, 1) if blocks % u == 0 and u * self.rows <= 8 or u == 1)
         if blocks == unroll:
@@ -177,6 +174,11 @@ class Int4Dot:
             for i in range(count):
                 accs[i] = b.add(accs[i], accs[chain * count + i])
         return accs[:count]
+
+    def setup(self) -> None:
+        """What is needed before the loop."""
+        self.use_dp = self.op.lowering == "vdpbf16ps"
+        self.table = int4_table(self.v.b) if self.v.lanes == 16 else None
 
     def _loop(self, blocks: int, unroll: int, start: list[Value]) -> list[Value]:
         b = self.v.b
@@ -203,8 +205,12 @@ class Int4Dot:
             for half in range(2):
                 line = b.addptr(self.panel, b.add(ahead, b.i64(64 * half)))
                 b.emit(hw.Prefetch, pointer=line, locality=3)
-            accs = self._wide(kb, accs) if self.v.lanes == 16 else self._narrow(kb, accs)
+            accs = self.block(kb, u, accs)
         return accs
+
+    def block(self, kb: Value, number: int, accs: list[Value]) -> list[Value]:
+        """The sums after 8 k more, from 8·kb on; ``number`` counts blocks within an iteration."""
+        return self._wide(kb, accs) if self.v.lanes == 16 else self._narrow(kb, accs)
 
     def _wide(self, kb: Value, accs: list[Value]) -> list[Value]:
         """512-bit: two halves of 16 columns, by table."""
@@ -218,10 +224,10 @@ class Int4Dot:
             else:
                 parities = [self._widen(p) for p in pairs]
             for row in range(self.rows):
-                a = self._activation(row, kb, nibble)
+                a = self.activation(row, kb, 2 * nibble)
                 low_high = None if self.use_dp else self._widen(a)
                 for half in range(2):
-                    i = self._index(row, half, nibble)
+                    i = self.index(row, half, nibble)
                     if self.use_dp:
                         dp = bitcast(b, a, VectorType(32, BF16))
                         accs[i] = b.value(
@@ -249,19 +255,21 @@ class Int4Dot:
                     signed = bitcast(b, q, VectorType(8, I32))
                     weights.append(b.sub(b.cast(signed, F32), b.constant(8.0, VectorType(8, F32))))
                 for row in range(self.rows):
-                    i = self._index(row, vector, nibble)
-                    for x, w in zip(self._widen(self._activation(row, kb, nibble)), weights):
+                    i = self.index(row, vector, nibble)
+                    a = self.activation(row, kb, 2 * nibble)
+                    for x, w in zip(self._widen(a), weights):
                         accs[i] = b.value(hw.Fma, accs[i].type, a=x, b=w, c=accs[i])
         return accs
 
-    def _index(self, row: int, vector: int, nibble: int) -> int:
-        chain = nibble % self.chains
+    def index(self, row: int, vector: int, step: int) -> int:
+        """Which sum: steps of k take turns on the chains."""
+        chain = step % self.chains
         return (chain * self.rows + row) * self.vectors + vector
 
-    def _activation(self, row: int, kb: Value, nibble: int) -> Value:
-        """The pair a[row, 8·kb + 2·nibble + (0, 1)] in every 32-bit lane."""
+    def activation(self, row: int, kb: Value, first: int) -> Value:
+        """a[row, 8·kb + first + (0, 1, …)], 32 bits of it, in every 32-bit lane."""
         b = self.v.b
-        column = b.add(b.mul(kb, b.i64(8)), b.i64(2 * nibble))
+        column = b.add(b.mul(kb, b.i64(8)), b.i64(first))
         offset = b.add(b.mul(b.i64(row), self.a_stride), column)
         pointer = bitcast(b, b.addptr(self.a, offset), PointerType(U32))
         pair = b.value(hw.VectorLoad, U32, pointer=pointer, mask=None)

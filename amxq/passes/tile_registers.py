@@ -29,9 +29,10 @@ REGISTERS = 8
 MAX_ROWS = 16
 
 
-def depth_of_tile(depth: int) -> int:
-    """k of one tile step of a bf16 dot that deep: 32, or less where 32 does not divide it."""
-    return next(k for k in (32, 16, 8) if depth % k == 0)
+def width_of_tile(row_bytes: int) -> int:
+    """Bytes of a row of an A tile, for a dot whose a has ``row_bytes``: 64, or less where 64 does
+    not divide them."""
+    return next(w for w in (64, 32, 16, 8) if row_bytes % w == 0)
 
 
 def row_tiles(rows: int) -> tuple[int, ...]:
@@ -40,12 +41,13 @@ def row_tiles(rows: int) -> tuple[int, ...]:
     return (rows,) if rows <= MAX_ROWS else (MAX_ROWS, rows - MAX_ROWS)
 
 
-def shapes(rows: int, k: int) -> tuple[Shape, ...]:
-    """The registers that a bf16 dot of ``rows`` rows needs: C row by row, then A, then B."""
+def shapes(rows: int, width: int) -> tuple[Shape, ...]:
+    """The registers that a dot of ``rows`` rows needs, whose A tiles have ``width`` bytes a row:
+    C row by row, then A, then B."""
     tiles = row_tiles(rows)
     c = [(r, 64) for r in tiles for _ in range(2)]
-    a = [(r, 2 * k) for r in tiles]
-    return (*c, *a, (k // 2, 64), (k // 2, 64))
+    a = [(r, width) for r in tiles]
+    return (*c, *a, (width // 4, 64), (width // 4, 64))
 
 
 def united(config: tuple[Shape, ...], more: tuple[Shape, ...]) -> tuple[Shape, ...] | None:

@@ -22,8 +22,10 @@ from amxq.ir import hardware as hw
 from amxq.ir import ops
 from amxq.ir.builder import Builder
 from amxq.ir.ops import Block, Function, Op, Value
-from amxq.ir.types import I64, DType, PointerType, TileType, VectorType
+from amxq.ir.types import I8, I64, U4, DType, PointerType, TileType, VectorType, element_of
 from amxq.passes import aliases, control, dot_amx, dot_vector, interleave, memory
+from amxq.passes.dot_int8 import Int8Dot
+from amxq.passes.dot_vector import Dense, Int4Dot
 from amxq.passes.tiles import CHUNK, Place, Row, Tile, all_rows, registers
 
 MAX_ELEMENTS = 1 << 20
@@ -58,7 +60,8 @@ class Vectorizer:
         self.pointers: dict[Value, memory.Pointers] = {}
         self.scratch_bytes = 0
         self.tile_config = function.tiles
-        self.panels: dict[Value, tuple[Block, Value]] = {}  # int4 tile → where it is dequantised
+        # (int4 tile, bytes of an activation) → where it is dequantised
+        self.panels: dict[tuple[Value, int], tuple[Block, Value]] = {}
 
     def error(self, message: str, hint: str) -> CompilationError:
         """What is wrong with the operation at hand, for the user."""
@@ -379,6 +382,17 @@ class Vectorizer:
     def on_store_block(self, op: ops.StoreBlock) -> None:
         memory.store_block(self, op)
 
+    def on_int4_order(self, op: ops.Int4Order) -> None:
+        source = self.tiles[op.operand]
+
+        def at(row: Row, column: int) -> Value:
+            order = tuple(i & -8 | i >> 1 & 3 | (i & 1) << 2 for i in range(source.lanes))
+            vector = source.at(row, column)
+            return self.b.value(hw.Shuffle, vector.type, vector=vector, lanes=order)
+
+        tile = Tile(source.type, source.lanes, at, prepare=source.prepare, late=source.late)
+        self.define(op.result, tile)
+
     def on_load_int4(self, op: ops.LoadInt4) -> None:
         """Read by the dots that use it."""
 
@@ -386,7 +400,9 @@ class Vectorizer:
         if op.lowering == "amx":
             dot_amx.lower(self, op)
         else:
-            dot_vector.lower(self, op)
+            int4 = element_of(op.rhs.type) == U4
+            method = Int8Dot if element_of(op.lhs.type) == I8 else Int4Dot if int4 else Dense
+            dot_vector.lower(self, op, method(self, op))
 
     # --- control (amxq.passes.control) ----------------------------------------------------
 

@@ -108,16 +108,18 @@ def tile_dot(name: str, c: Any, a: Any, b: Any) -> np.ndarray[Any, Any]:
     return c
 
 
-_VECTORS = {  # name -> LLVM types of the operands; the result has the first one's
-    "vdpbf16ps": ("<16 x float>", "<32 x bfloat>", "<32 x bfloat>"),
-    "vpdpbusd": ("<16 x i32>", "<64 x i8>", "<64 x i8>"),
-    "vpermw": ("<32 x i16>", "<32 x i16>"),
+_VECTORS = {  # name -> LLVM types of the result and of the operands
+    "vdpbf16ps": ("<16 x float>", "<16 x float>", "<32 x bfloat>", "<32 x bfloat>"),
+    "vpdpbusd": ("<16 x i32>", "<16 x i32>", "<64 x i8>", "<64 x i8>"),
+    "vpmaddubsw": ("<32 x i16>", "<64 x i8>", "<64 x i8>"),
+    "vpmaddwd": ("<16 x i32>", "<32 x i16>", "<32 x i16>"),
+    "vpermw": ("<32 x i16>", "<32 x i16>", "<32 x i16>"),
 }
 
 
 @functools.cache
 def _vector_code(name: str) -> Callable[..., int]:
-    kinds = _VECTORS[name]
+    result, *kinds = _VECTORS[name]
     letters = "xyz"[: len(kinds)]
     arguments = ", ".join(f"{kind} %{letter}" for kind, letter in zip(kinds, letters, strict=True))
     loads = "\n".join(
@@ -125,7 +127,7 @@ def _vector_code(name: str) -> Callable[..., int]:
         for kind, x in zip(kinds, letters, strict=True)
     )
     text = f"""
-    declare {kinds[0]} @{TABLE[name].llvm}({", ".join(kinds)})
+    declare {result} @{TABLE[name].llvm}({", ".join(kinds)})
     define i64 @vector({", ".join(f"ptr %{x}a" for x in letters)}, ptr %out, i64 %count) {{
     entry:
       br label %loop
@@ -133,9 +135,9 @@ def _vector_code(name: str) -> Callable[..., int]:
       %i = phi i64 [ 0, %entry ], [ %next, %loop ]
       %o = mul i64 %i, 64
       {loads}
-      %r = call {kinds[0]} @{TABLE[name].llvm}({arguments})
+      %r = call {result} @{TABLE[name].llvm}({arguments})
       %rp = getelementptr i8, ptr %out, i64 %o
-      store {kinds[0]} %r, ptr %rp, align 64
+      store {result} %r, ptr %rp, align 64
       %next = add i64 %i, 1
       %more = icmp ult i64 %next, %count
       br i1 %more, label %loop, label %done
@@ -148,7 +150,9 @@ def _vector_code(name: str) -> Callable[..., int]:
 def vector(name: str, *operands: Any) -> np.ndarray[Any, Any]:
     """Execute a vector instruction on n × 64-byte operands, in the order of the meaning."""
     copies = [aligned(x) for x in operands]
-    out = aligned(np.zeros_like(copies[0]))
+    lanes, _, element = _VECTORS[name][0].strip("<>").split()
+    kind = {"float": np.float32, "i32": np.int32, "i16": np.uint16}[element]
+    out = aligned(np.zeros((len(copies[0]), int(lanes)), kind))
     _vector_code(name)(*(x.ctypes.data for x in copies), out.ctypes.data, len(out))
     return out
 

@@ -108,11 +108,16 @@ def vectors(rng: np.random.Generator) -> dict[str, np.ndarray[Any, Any]]:
     acc = operands.integers(rng, (32, 16), np.int32)
     u, s = (operands.integers(rng, (32, 64), np.uint8) for _ in "us")
     table, index = (operands.integers(rng, (16, 32), np.uint16) for _ in "ti")
+    x, y = (operands.integers(rng, (32, 32), np.uint16) for _ in "xy")
     return {
         "vdpbf16ps/c": c.view(np.uint32), "vdpbf16ps/a": a, "vdpbf16ps/b": b,
         "vdpbf16ps/result": dp.view(np.uint32),
         "vpdpbusd/c": acc, "vpdpbusd/a": u, "vpdpbusd/b": s,
         "vpdpbusd/result": amx_programs.vector("vpdpbusd", acc, u, s),
+        "vpmaddubsw/a": u, "vpmaddubsw/b": s,
+        "vpmaddubsw/result": amx_programs.vector("vpmaddubsw", u, s),
+        "vpmaddwd/a": x, "vpmaddwd/b": y,
+        "vpmaddwd/result": amx_programs.vector("vpmaddwd", x, y),
         "vpermw/c": table, "vpermw/a": index,
         "vpermw/result": amx_programs.vector("vpermw", table, index),
     }  # fmt: skip

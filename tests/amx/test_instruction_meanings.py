@@ -34,7 +34,10 @@ LLVM_ARGUMENTS = {  # result type and constant arguments of one call; tile dots 
     "vpermw": "<32 x i16>(<32 x i16> %0, <32 x i16> %1)",
     "vdpbf16ps": "<16 x float>(<16 x float> %0, <32 x bfloat> %1, <32 x bfloat> %2)",
     "vpdpbusd": "<16 x i32>(<16 x i32> %0, <64 x i8> %1, <64 x i8> %2)",
+    "vpmaddubsw": "<32 x i16>(<64 x i8> %0, <64 x i8> %1)",
+    "vpmaddwd": "<16 x i32>(<32 x i16> %0, <32 x i16> %1)",
 }
+VECTORS = ("vdpbf16ps", "vpdpbusd", "vpmaddubsw", "vpmaddwd", "vpermw")
 
 
 def on_this_cpu(name: str) -> Any:
@@ -76,11 +79,12 @@ def test_tile_dots_agree_with_the_record(name: str) -> None:
 
 def test_vectors_agree_with_the_record() -> None:
     cases = dict(groups("vectors"))
-    assert set(cases) == {"vdpbf16ps", "vpdpbusd", "vpermw"}
+    assert set(cases) == set(VECTORS)
     for name, x in cases.items():
-        c = x["c"].view(ACCUMULATOR.get(name, np.int32))
-        rest = [x[operand] for operand in "ab" if operand in x]
-        same_bits(TABLE[name].meaning(c, *rest), x["result"])
+        given = [x[operand] for operand in "ab" if operand in x]
+        if "c" in x:
+            given.insert(0, x["c"].view(ACCUMULATOR.get(name, np.int32)))
+        same_bits(TABLE[name].meaning(*given), x["result"])
 
 
 def test_loads_and_stores_agree_with_the_record() -> None:
@@ -124,9 +128,7 @@ def test_results_just_below_the_smallest_normal_number(name: str) -> None:
     same_bits(amx_programs.tile_dot(name, *x), expected)
 
 
-@pytest.mark.parametrize(
-    "name", [on_this_cpu(name) for name in ("vdpbf16ps", "vpdpbusd", "vpermw")]
-)
+@pytest.mark.parametrize("name", [on_this_cpu(name) for name in VECTORS])
 def test_vectors_agree_with_this_cpu(name: str) -> None:
     rng = np.random.default_rng(3)
     for x in vector_operands(name, rng):
@@ -180,6 +182,10 @@ def shapes(rng: np.random.Generator) -> list[tuple[int, int, int]]:
 def vector_operands(name: str, rng: np.random.Generator) -> Iterator[tuple[Any, ...]]:
     make: Callable[..., Any] = operands.integers
     if name == "vpermw":
+        yield make(rng, (500, 32), np.uint16), make(rng, (500, 32), np.uint16)
+    elif name == "vpmaddubsw":
+        yield make(rng, (500, 64), np.uint8), make(rng, (500, 64), np.uint8)
+    elif name == "vpmaddwd":
         yield make(rng, (500, 32), np.uint16), make(rng, (500, 32), np.uint16)
     elif name == "vpdpbusd":
         yield (

@@ -44,6 +44,19 @@ def dot_of_mixed_types(x):
 
 @wrong(F32)
 @amxq.jit
+def int8_times_int8(x):
+    a, b = tl.zeros((4, 8), tl.int8), tl.zeros((8, 32), tl.int8)
+    tl.store(x, tl.dot(a, b))  # error: dot of i8 and i8 is not defined | int8 with int4
+
+
+@wrong(F32)
+@amxq.jit
+def order_of_twelve(x):
+    tl.store(x, tl.int4_order(tl.zeros((4, 12), tl.int8)))  # error: tile<4x12xi8>: .* eights |
+
+
+@wrong(F32)
+@amxq.jit
 def accumulator(x):
     a, b = tl.zeros((4, 8), tl.float32), tl.zeros((8, 4), tl.float32)
     tl.store(x, tl.dot(a, b, 0.0))  # error: acc of dot is f32, expected tile<4x4xf32> |

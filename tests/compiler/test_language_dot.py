@@ -116,6 +116,65 @@ def test_int4_integers(on_each: str, m: int, block: int, with_acc: bool) -> None
 
 
 @amxq.jit
+def int8(x, qweight, scales, acc, out, K, N, GROUP, M: tl.constexpr, BLOCK: tl.constexpr):
+    n = tl.program_id(0) * 32
+    a = tl.make_tensor_descriptor(x, [M, K], [K, 1], [M, BLOCK])
+    w = tl.int4_tensor(qweight, scales, None, [K, N], GROUP, [BLOCK, 32])
+    y = tl.make_tensor_descriptor(out, [M, N], [N, 1], [M, 32])
+    total = tl.zeros((M, 32), tl.int32)
+    if acc is not None:
+        total = tl.make_tensor_descriptor(acc, [M, N], [N, 1], [M, 32]).load([0, n])
+    for k in range(0, K, BLOCK):
+        total = tl.dot(tl.int4_order(a.load([0, k])), w.load([k, n]), total)
+    y.store([0, n], total)
+
+
+@pytest.mark.parametrize(
+    ("m", "block", "with_acc", "extreme"),
+    [
+        (1, 32, False, False),
+        (3, 128, True, True),
+        (9, 40, False, False),
+        (17, 8, True, True),
+        (64, 128, False, False),
+        (96, 24, True, True),
+    ],
+)
+def test_int8_times_int4_is_exact(
+    on_each: str, m: int, block: int, with_acc: bool, extreme: bool
+) -> None:
+    n, k = 40, 2 * block
+    w, q = weight(n, k, block, False)
+    x = torch.randint(-128, 128, (m, k), dtype=torch.int8)
+    if extreme:  # the largest pairs of products: 16 bits must hold them
+        x = torch.where(torch.rand(m, 1) < 0.5, -128, 127).to(torch.int8).expand(m, k).contiguous()
+        q = torch.full_like(q, 15)
+        w = amxq.pack(q, torch.ones(n, k // block), None, format="plain")
+    acc = torch.randint(-(2**31), 2**31, (m, n), dtype=torch.int32) if with_acc else None
+    out = torch.full((m, n), -1, dtype=torch.int32)
+    int8[(2,)](x, w.qweight, w.scales, acc, out, k, n, block, M=m, BLOCK=block)
+    want = x.long() @ q.long().T + (0 if acc is None else acc)
+    assert torch.equal(out, want.to(torch.int32))  # modulo 2^32
+
+
+@amxq.jit
+def reordered(x, y, M: tl.constexpr, K: tl.constexpr):
+    a = tl.make_tensor_descriptor(x, [M, K], [K, 1], [M, K])
+    out = tl.make_tensor_descriptor(y, [M, K], [K, 1], [M, K])
+    out.store([0, 0], tl.int4_order(a.load([0, 0])))
+
+
+@pytest.mark.parametrize("shape", [(1, 8), (3, 40), (64, 128)])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float64])
+def test_int4_order(on: str, shape: tuple[int, int], dtype: torch.dtype) -> None:
+    x = torch.randn(shape).mul(50).to(dtype)
+    y = torch.zeros_like(x)
+    reordered[(1,)](x, y, *shape)
+    order = torch.tensor([0, 4, 1, 5, 2, 6, 3, 7])
+    assert torch.equal(y, x.view(shape[0], -1, 8)[..., order].reshape(shape))
+
+
+@amxq.jit
 def group_values(x, qweight, scales, zeros, s, z, K, N, GROUP):
     n, g = tl.program_id(0) * 32, tl.program_id(1)
     w = tl.int4_tensor(qweight, scales, zeros, [K, N], GROUP, [8, 32])

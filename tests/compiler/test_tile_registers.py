@@ -12,10 +12,10 @@ from amxq.passes.tile_registers import REGISTERS, numbers, row_tiles, shapes, un
 from amxq.runtime.targets import available_targets, target
 
 
-@pytest.mark.parametrize("k", [8, 16, 32])
+@pytest.mark.parametrize("width", [8, 16, 32, 64])
 @pytest.mark.parametrize("rows", [*range(1, 35), 47, 48, 100])
-def test_every_dot_fits_alone(rows: int, k: int) -> None:
-    wanted = shapes(rows, k)
+def test_every_dot_fits_alone(rows: int, width: int) -> None:
+    wanted = shapes(rows, width)
     config = united((), wanted)
     assert config is not None and len(config) <= REGISTERS
     assert all(0 < r <= 16 and 0 < width <= 64 for r, width in config)
@@ -25,12 +25,12 @@ def test_every_dot_fits_alone(rows: int, k: int) -> None:
 
 
 def test_dots_share_registers_of_the_same_shape() -> None:
-    small, large = shapes(4, 32), shapes(64, 32)
+    small, large = shapes(4, 64), shapes(64, 64)
     assert united(large, large) == large
     assert united(large, small) is None  # three of four rows beside eight of sixteen
-    both = united(small, shapes(16, 32))
+    both = united(small, shapes(16, 64))
     assert both is not None and len(both) == 3 + 5
-    assert united(both, shapes(16, 16)) is None
+    assert united(both, shapes(16, 32)) is None
 
 
 @amxq.jit
