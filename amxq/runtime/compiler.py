@@ -14,7 +14,8 @@ import hashlib
 import logging
 import struct
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -126,23 +127,24 @@ class CompiledKernel:
         cache.put(key, image)
         return image
 
+    def lowered(self, observe: Callable[[str, Function], None]) -> Function:
+        """The kernel after all passes; ``observe`` sees it after each."""
+        from amxq.passes.pipeline import lower
+
+        function = self._function or generate(self.source, self.types, self.constants)
+        self._function = None  # the passes change it in place
+        lower(function, self.target.name, self.target.vector_bits, observe)
+        return function
+
     def build(self) -> dict[str, Any]:
         """Runs passes and LLVM, keeping every stage."""
         from amxq.codegen.compile import optimise
         from amxq.codegen.llvm import emit_llvm
-        from amxq.passes.pipeline import lower
 
         with self._lock:
             if self._built is None:
-                function = self._function or generate(self.source, self.types, self.constants)
-                self._function = None  # the passes change it in place
                 texts = {"front end": self._tir}
-                lower(
-                    function,
-                    self.target.name,
-                    self.target.vector_bits,
-                    lambda name, f: texts.update({name: print_function(f)}),
-                )
+                function = self.lowered(lambda name, f: texts.update({name: print_function(f)}))
                 module, machine = optimise(emit_llvm(function), self.target)
                 self._built = {
                     "tir": "\n".join(f"// after {name}\n{text}" for name, text in texts.items()),
@@ -151,6 +153,38 @@ class CompiledKernel:
                     "obj": machine.emit_object(module),
                 }
             return self._built
+
+    def build_as(self, name: str) -> bytes:
+        """The object with ``name`` in its symbols instead of the kernel's."""
+        from amxq.codegen.compile import optimise
+        from amxq.codegen.llvm import emit_llvm
+
+        with self._lock:
+            function = self.lowered(lambda name, f: None)
+        module, machine = optimise(emit_llvm(replace(function, name=name)), self.target)
+        return bytes(machine.emit_object(module))
+
+    def export(self, folder: str | Path, name: str | None = None) -> tuple[Path, Path]:
+        """Writes the kernel as ``NAME.o`` and ``NAME.h``, to be called without Python.
+
+        The header explains itself: it has a function NAME (grid_x, grid_y, grid_z, arguments…)
+        that runs on the calling thread, and where OpenMP is on NAME_omp, which runs on its
+        threads.
+
+        Args:
+            folder: made if it does not exist.
+            name: prefix of all names in C; default: the kernel's. Kernels that are linked into
+                one program need different ones.
+
+        Returns:
+            the paths of the object and of the header.
+
+        Raises:
+            ArgumentError: the name is no identifier of C.
+        """
+        from amxq.runtime.export import export
+
+        return export(self, folder, name)
 
     @staticmethod
     def _dump(folder: Path, stages: dict[str, Any]) -> None:
