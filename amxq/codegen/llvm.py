@@ -195,7 +195,9 @@ class _Codegen:
             e.declarations.add(f"declare void @llvm.x86.{op.name}(i8, i8, i8)")
             e.lines.append(f"  call void @llvm.x86.{op.name}(i8 {op.c}, i8 {op.a}, i8 {op.b})")
         elif isinstance(op, (hw.TileLoad, hw.TileStore)):
-            name = "tileloadd64" if isinstance(op, hw.TileLoad) else "tilestored64"
+            name = "tilestored64"
+            if isinstance(op, hw.TileLoad):
+                name = "tileloaddt164" if op.once else "tileloadd64"
             e.declarations.add(f"declare void @llvm.x86.{name}(i8, ptr, i64)")
             place = f"ptr {e.names[op.pointer]}, i64 {e.names[op.stride]}"
             e.lines.append(f"  call void @llvm.x86.{name}(i8 {op.t}, {place})")

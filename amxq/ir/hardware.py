@@ -169,11 +169,13 @@ class TileZero(Op):
 
 @dataclass(eq=False, repr=False)
 class TileLoad(Op):
-    """Rows of tile ``t`` from ``pointer``, ``stride`` bytes apart."""
+    """Rows of tile ``t`` from ``pointer``, ``stride`` bytes apart; ``once`` hints that they need
+    not stay in the first-level cache (TILELOADDT1)."""
 
     t: int
     pointer: Value
     stride: Value
+    once: bool = False
     name: ClassVar[str] = "tileload"
     effect: ClassVar[bool] = True
 

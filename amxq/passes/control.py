@@ -12,16 +12,60 @@ iteration, in place where every element depends on the same element only, read a
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from amxq.ir import ops
-from amxq.ir.ops import Block, Value
+from amxq.ir.ops import Block, Op, Value
 from amxq.ir.types import U4, PointerType, TileType, Type, element_of
-from amxq.passes.aliases import POINTWISE
+from amxq.passes.aliases import POINTWISE, writes
 from amxq.passes.tiles import Place, Tile, all_rows, registers
 
 if TYPE_CHECKING:
     from amxq.passes.vectorize import Vectorizer
+
+
+@dataclass(eq=False)
+class Loop:
+    """A loop while its body is rewritten, for work that reaches over iterations.
+
+    Attributes:
+        op: the loop as it was.
+        lower, upper, step: its scalars.
+        before: the block that the loop will stand in.
+        body: the new body.
+        rest: operations that the body still has to hold, at its end if nowhere before.
+        inits, nexts: further values that the loop carries.
+    """
+
+    op: ops.For
+    lower: Value
+    upper: Value
+    step: Value
+    before: Block
+    body: Block
+    rest: list[Op] = field(default_factory=list)
+    inits: list[Value] = field(default_factory=list)
+    nexts: list[Value] = field(default_factory=list)
+
+    def carry(self, init: Value) -> Value:
+        """A further carried value; the caller appends the next one to ``nexts``."""
+        value = Value(init.type)
+        self.inits.append(init)
+        self.body.args += (value,)
+        return value
+
+    def invariant(self, *values: Value) -> bool:
+        """Whether ``values`` of the old function are defined outside of the loop."""
+        inside = set(self.op.body.args)
+        for op in ops.walk(self.op.body):
+            inside |= {*op.results, *(arg for region in ops.regions(op) for arg in region.args)}
+        return inside.isdisjoint(values)
+
+    @property
+    def writes(self) -> bool:
+        """Whether an iteration stores to memory of the user."""
+        return writes(self.op)
 
 
 def for_loop(v: Vectorizer, op: ops.For) -> None:
@@ -41,12 +85,16 @@ def for_loop(v: Vectorizer, op: ops.For) -> None:
         _bind(v, arg, list(args))
         body.args += args
         inits += parts
+    outer, v.loop = v.loop, Loop(op, lower, upper, step, v.b.block, body)
     with v.b.inside(body):
         values = v.block(op.body)
         v.b.loc = op.loc
         _update_homes(v, op, values, homes)
         last = [p for i, x in enumerate(values) if i not in homes for p in _parts(v, x)]
-        v.b.emit(ops.Yield, values=tuple(last))
+        body.ops += v.loop.rest
+        v.b.emit(ops.Yield, values=(*last, *v.loop.nexts))
+    inits += v.loop.inits
+    v.loop = outer
     loop = v.b.emit(
         ops.For,
         *(x.type for x in inits),
@@ -56,7 +104,7 @@ def for_loop(v: Vectorizer, op: ops.For) -> None:
         inits=tuple(inits),
         body=body,
     )
-    _bind_results(v, op.results, homes, list(loop.results))
+    _bind_results(v, op.results, homes, list(loop.results)[: len(last)])
 
 
 def branch(v: Vectorizer, op: ops.If) -> None:
@@ -69,6 +117,7 @@ def branch(v: Vectorizer, op: ops.If) -> None:
     part_types: list[Type] = []
     for source in (op.then, op.other):
         block = Block()
+        loop, v.loop = v.loop, None  # what a branch holds is not done in every iteration
         with v.b.inside(block):
             values = v.block(source)
             for i, place in homes.items():
@@ -76,6 +125,7 @@ def branch(v: Vectorizer, op: ops.If) -> None:
             parts = [p for i, x in enumerate(values) if i not in homes for p in _parts(v, x)]
             v.b.emit(ops.Yield, values=tuple(parts))
             part_types = [p.type for p in parts]
+        v.loop = loop
         blocks.append(block)
     both = v.b.emit(
         ops.If,

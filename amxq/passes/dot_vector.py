@@ -118,7 +118,8 @@ def _bf16_bits(number: float) -> int:
 def packed_block(v: Vectorizer, load: ops.LoadInt4, k: Value) -> Value:
     """The first byte of the packed weights of a load_int4, at depth ``k``."""
     b = v.b
-    base, n, blocks = (v.scalars[x] for x in (load.base, load.n, load.k_blocks))
+    base = v.scalars[load.base]
+    n, blocks = (b.cast(v.scalars[x], I64) for x in (load.n, load.k_blocks))
     block = b.add(b.mul(b.binary("div", n, b.i64(32)), blocks), b.binary("div", k, b.i64(8)))
     return b.addptr(base, b.mul(block, b.i64(BLOCK_BYTES)))
 

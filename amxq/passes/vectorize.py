@@ -62,6 +62,7 @@ class Vectorizer:
         self.tile_config = function.tiles
         # (int4 tile, bytes of an activation) → where it is dequantised
         self.panels: dict[tuple[Value, int], tuple[Block, Value]] = {}
+        self.loop: control.Loop | None = None  # the innermost loop around what is rewritten
 
     def error(self, message: str, hint: str) -> CompilationError:
         """What is wrong with the operation at hand, for the user."""

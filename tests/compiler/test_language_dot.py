@@ -227,3 +227,39 @@ def test_results_and_operands_that_are_used_twice(on_each: str, m: int) -> None:
     assert torch.equal(out[2 * m : 3 * m], 2 * want)
     assert torch.equal(out[3 * m], want[-1])
     assert not out[3 * m + 1 :].any()
+
+
+@amxq.jit
+def windowed(x, qweight, out, first, last, odd_only, K, M: tl.constexpr, BLOCK: tl.constexpr):
+    """Sums the blocks first, …, last - 1 of K; with ``odd_only`` the odd ones alone."""
+    a = tl.make_tensor_descriptor(x, [M, K], [K, 1], [M, BLOCK])
+    w = tl.int4_tensor(qweight, x, None, [K, 32], K, [BLOCK, 32])
+    y = tl.make_tensor_descriptor(out, [M, 32], [32, 1], [M, 32])
+    total = tl.zeros((M, 32), tl.float32)
+    for k in range(first * BLOCK, last * BLOCK, BLOCK):
+        part = tl.dot(a.load([0, k], boundary_check=()), w.load([k, 0]))
+        if (k // BLOCK) % 2 >= odd_only:
+            total += part
+    y.store([0, 0], total)
+
+
+@pytest.mark.parametrize("m", [16, 32, 96])
+@pytest.mark.parametrize("odd_only", [0, 1])
+def test_a_loop_dequantises_what_it_multiplies(on_each: str, m: int, odd_only: int) -> None:
+    """On amx a block is dequantised one iteration ahead: also with no iteration, with one, and
+    where the product is used in some iterations only."""
+    block, blocks = 32, 5
+    w, q = weight(32, block * blocks, block, False)
+    x = torch.randint(-8, 8, (m, block * blocks)).bfloat16()
+    for first in range(blocks + 1):
+        for last in range(first, blocks + 1):
+            out = torch.full((m, 32), torch.nan)
+            windowed[(1,)](
+                x, w.qweight, out, first, last, odd_only, block * blocks, M=m, BLOCK=block
+            )
+            want = torch.zeros(m, 32)
+            for i in range(first, last):
+                if i % 2 >= odd_only:
+                    part = slice(i * block, (i + 1) * block)
+                    want += x[:, part].float() @ (q[:, part].float().T - 8)
+            assert torch.equal(out, want), (first, last)
