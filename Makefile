@@ -1,4 +1,4 @@
-# make demo | test | lint | bench | clean: each from a fresh clone, needing only Python >= 3.10.
+# make demo | test | test-emulated | lint | bench | clean: each from a fresh clone, needing only Python >= 3.10.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -6,13 +6,19 @@ DEMO_TOKENS ?= 96
 DEMO_TARGET ?= auto
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test test-emulated lint bench clean
 
 demo: $(VENV)/.ready
 	$(BIN)/python docs/demo/demo.py --target $(DEMO_TARGET) --max-new-tokens $(DEMO_TOKENS)
 
 test: $(VENV)/.ready
 	$(BIN)/python -m pytest -q
+
+# The kernels' tests again, for target amx, its tile instructions emulated: on any AVX-512 CPU.
+test-emulated: $(VENV)/.ready
+	$(BIN)/python -m pytest -q -p tests.without_amx tests/amx tests/ops \
+		tests/compiler/test_language_dot.py tests/compiler/test_tile_registers.py \
+		--ignore tests/ops/test_linear_errors.py --ignore tests/ops/test_linear_torch.py
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .

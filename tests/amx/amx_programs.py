@@ -1,4 +1,5 @@
-"""Single instructions, executed by this CPU: the witness for amxq.codegen.instructions.
+"""Single instructions, executed by this CPU: the witness for amxq.codegen.instructions. Under
+AMXQ_EMULATE on a CPU without AMX, tile instructions are the emulator's.
 
 The code is LLVM IR with the intrinsics that carry tile numbers, compiled by the benchmark
 harness's few lines around llvmlite; amxq's compiler has no part in it.
@@ -16,24 +17,32 @@ from typing import Any
 
 import numpy as np
 
+from amxq import emulator
 from amxq.codegen.instructions import TABLE
-from amxq.runtime import amx, cpu
+from amxq.errors import TargetError
+from amxq.runtime import cpu, targets
 from benchmarks.native import compile_ir
 
 _P, _I = ctypes.c_void_p, ctypes.c_int64
+_EMULATED = frozenset({"amx_tile", "amx_bf16", "amx_int8", "amx_fp16"})
 
 
 def why_no_amx() -> str:
-    """Why tile instructions cannot run in this process; empty if they can."""
-    return amx.status(request=True).reason
+    """Why tile instructions cannot run in this process; empty if they can, from now on."""
+    try:
+        targets.require_runnable("amx")
+    except TargetError as problem:
+        return str(problem)
+    return ""
 
 
 def why_not(name: str) -> str:
     """Why the instruction ``name`` cannot run here; empty if it can."""
-    missing = sorted(TABLE[name].requires - cpu.flags())
-    if missing:
-        return f"{name}: this CPU has no {', '.join(missing)}"
-    return why_no_amx() if "amx_tile" in TABLE[name].requires else ""
+    if "amx_tile" in TABLE[name].requires and (reason := why_no_amx()):
+        return reason
+    has = cpu.flags() | (_EMULATED if emulator.is_installed() else frozenset())
+    missing = sorted(TABLE[name].requires - has)
+    return f"{name}: this CPU has no {', '.join(missing)}" if missing else ""
 
 
 def tile_config(*tiles: tuple[int, int], palette: int = 1) -> np.ndarray[Any, Any]:
@@ -238,8 +247,12 @@ def signal_of(body: str, config: Any, memory: int | None = None) -> int:
     address = room.ctypes.data if memory is None else memory
     child = os.fork()
     if child == 0:
+        emulated = emulator.is_installed()
+        emulator.uninstall()
         for number in (signal.SIGILL, signal.SIGSEGV, signal.SIGBUS):
-            signal.signal(number, signal.SIG_DFL)  # not an emulator's, not faulthandler's
+            signal.signal(number, signal.SIG_DFL)  # not faulthandler's
+        if emulated:
+            emulator.install()
         code(config.ctypes.data, address)
         os._exit(0)
     _, status = os.waitpid(child, 0)

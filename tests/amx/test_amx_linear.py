@@ -1,24 +1,31 @@
-"""The int4 linear's AMX code gives the bits that hardware gave, on tiles or emulated.
+"""The int4 linear's AMX code gives the bits that hardware gave, on tiles or emulated
+(``make test-emulated``).
 
 DIGESTS are of an Intel Xeon, family 6 model 207 stepping 2 (Emerald Rapids), 2026-11-30.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
+import hashlib
 
+import numpy as np
 import pytest
+import torch
 
-from amxq.runtime import cpu, targets
+import amxq
+from amxq.runtime.targets import target
 
-PROGRAM = """
-import hashlib, json
-import numpy as np, torch, amxq
+DIGESTS = {
+    (1, 64, 256, 128, False, torch.bfloat16): "9415b1afec4c935e",
+    (5, 100, 104, 8, True, torch.bfloat16): "fc3a2bafecf22772",
+    (16, 64, 256, 64, True, torch.float32): "adb87701f8a5d997",
+    (37, 96, 256, 32, True, torch.float16): "37162dfd9d755473",
+    (130, 40, 512, 128, False, torch.bfloat16): "a0dc8b98f990f06b",
+}
 
-def bits(M, N, K, group, zeros, dtype):
+
+def bits(M: int, N: int, K: int, group: int, zeros: bool, dtype: torch.dtype) -> str:
+    """The first half of a SHA-256 over the result."""
     rng = np.random.default_rng(M + N + K)
     q = torch.from_numpy(rng.integers(0, 16, (N, K), dtype=np.uint8))
     scales = torch.from_numpy(rng.standard_normal((N, K // group)).astype(np.float16))
@@ -29,31 +36,9 @@ def bits(M, N, K, group, zeros, dtype):
     assert (y.double() - exact).norm() < 3e-3 * exact.norm()
     return hashlib.sha256(y.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()[:16]
 
-print(json.dumps([
-    bits(1, 64, 256, 128, False, torch.bfloat16),
-    bits(5, 100, 104, 8, True, torch.bfloat16),
-    bits(16, 64, 256, 64, True, torch.float32),
-    bits(37, 96, 256, 32, True, torch.float16),
-    bits(130, 40, 512, 128, False, torch.bfloat16),
-]))
-"""
 
-DIGESTS = [
-    "9415b1afec4c935e",
-    "fc3a2bafecf22772",
-    "adb87701f8a5d997",
-    "37162dfd9d755473",
-    "a0dc8b98f990f06b",
-]
-
-
-def test_linear_gives_the_bits_of_hardware() -> None:
-    missing = targets.missing_flags(targets.TABLE["amx"], cpu.flags() | targets.amx.FLAGS)
-    if missing:
-        pytest.skip(f"emulating AMX needs a CPU with {', '.join(missing)}")
-    environment = dict(os.environ, AMXQ_TARGET="amx", AMXQ_EMULATE="1")
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, env=environment
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == DIGESTS
+@pytest.mark.amx
+@pytest.mark.parametrize("case", DIGESTS, ids=str)
+def test_linear_gives_the_bits_of_hardware(case: tuple[int, int, int, int, bool, torch.dtype]):
+    with target("amx"):
+        assert bits(*case) == DIGESTS[case]
