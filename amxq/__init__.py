@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from amxq import testing as testing
     from amxq.integrations.layers import Int4Linear as Int4Linear
     from amxq.integrations.loader import load_model as load_model
+    from amxq.ops.fused_moe import fused_moe as fused_moe
     from amxq.ops.linear import linear as linear
     from amxq.quantization import PackedWeight as PackedWeight
     from amxq.quantization import dequantize as dequantize
@@ -38,6 +39,7 @@ _HOMES = {
     "autotune": "amxq.runtime.autotuner",
     "available_targets": "amxq.runtime.targets",
     "dequantize": "amxq.quantization",
+    "fused_moe": "amxq.ops.fused_moe",
     "get_target": "amxq.runtime.targets",
     "heuristics": "amxq.runtime.autotuner",
     "jit": "amxq.runtime.jit",
@@ -75,6 +77,7 @@ def next_power_of_2(n: int) -> int:
 
 try:
     importlib.import_module("amxq.ops.linear")
+    importlib.import_module("amxq.ops.fused_moe")
 except ImportError:
     # Without a usable torch the names above raise when they are used, and the doctor still runs.
     pass

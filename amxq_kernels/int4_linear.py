@@ -11,6 +11,41 @@ from amxq.runtime.jit import jit
 
 
 @jit
+def int4_product(
+    x,
+    w,
+    block_sums,
+    m,
+    n,
+    M,
+    K,
+    group_size,
+    SPLITS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """fp32 [BLOCK_M, 32]: rows of x from m on, times 32 columns of the int4 tensor w from n on.
+
+    x, block_sums: as for :func:`int4_linear`.
+    """
+    a = tl.make_tensor_descriptor(x, [SPLITS * M, K], [K, 1], [BLOCK_M, BLOCK_K])
+    acc = tl.zeros((BLOCK_M, 32), tl.float32)
+    for k in tl.range(0, K, BLOCK_K):
+        q = w.load([k, n])
+        part = tl.dot(a.load([m, k], boundary_check=()), q)
+        for s in tl.static_range(1, SPLITS):
+            part = tl.dot(a.load([s * M + m, k], boundary_check=()), q, part)
+        g = k // group_size
+        if w.has_zeros:
+            sums = tl.make_tensor_descriptor(
+                block_sums, [M, K // BLOCK_K], [K // BLOCK_K, 1], [BLOCK_M, 1]
+            )
+            part -= sums.load([m, k // BLOCK_K], boundary_check=()) * w.zeros([g, n])
+        acc += part * w.scales([g, n])
+    return acc
+
+
+@jit
 def int4_linear(
     x,
     qweight,
@@ -41,21 +76,8 @@ def int4_linear(
     # The last block overlaps its neighbour instead of masking rows: both write the same values.
     m = tl.minimum(block * BLOCK_M, M - BLOCK_M)
     n = tl.program_id(1) * 32
-    a = tl.make_tensor_descriptor(x, [SPLITS * M, K], [K, 1], [BLOCK_M, BLOCK_K])
     w = tl.int4_tensor(qweight, scales, zeros, [K, N], group_size, [BLOCK_K, 32])
-    acc = tl.zeros((BLOCK_M, 32), tl.float32)
-    for k in tl.range(0, K, BLOCK_K):
-        q = w.load([k, n])
-        part = tl.dot(a.load([m, k], boundary_check=()), q)
-        for s in tl.static_range(1, SPLITS):
-            part = tl.dot(a.load([s * M + m, k], boundary_check=()), q, part)
-        g = k // group_size
-        if w.has_zeros:
-            sums = tl.make_tensor_descriptor(
-                block_sums, [M, K // BLOCK_K], [K // BLOCK_K, 1], [BLOCK_M, 1]
-            )
-            part -= sums.load([m, k // BLOCK_K], boundary_check=()) * w.zeros([g, n])
-        acc += part * w.scales([g, n])
+    acc = int4_product(x, w, block_sums, m, n, M, K, group_size, SPLITS, BLOCK_M, BLOCK_K)
     if bias is not None:
         acc += tl.make_tensor_descriptor(bias, [N], [1], [32]).load([n]).to(tl.float32)
     out = tl.make_tensor_descriptor(y, [M, N], [N, 1], [BLOCK_M, 32])

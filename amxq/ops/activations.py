@@ -28,10 +28,7 @@ def bf16_parts(x: torch.Tensor, perm: torch.Tensor | None, columns: int) -> torc
         columns: K rounded up to whole blocks of the packed weight.
     """
     if perm is not None:
-        try:
-            x = x.index_select(1, perm)
-        except (IndexError, RuntimeError) as problem:
-            raise LayoutError(f"perm is not a permutation of x's features: {problem}") from None
+        x = permuted(x, perm)
     M, K = x.shape
     parts = split_count(x.dtype)
     out = torch.empty((parts, M, columns), dtype=torch.bfloat16)
@@ -48,3 +45,11 @@ def bf16_parts(x: torch.Tensor, perm: torch.Tensor | None, columns: int) -> torc
         out[part, :, :K] = high
         rest = (rest - high).masked_fill_(infinite, 0)
     return out.view(parts * M, columns)
+
+
+def permuted(x: torch.Tensor, perm: torch.Tensor) -> torch.Tensor:
+    """x [M, K] with its columns in the order of perm. Raises LayoutError if perm is none."""
+    try:
+        return x.index_select(1, perm)
+    except (IndexError, RuntimeError) as problem:
+        raise LayoutError(f"perm is not a permutation of x's features: {problem}") from None

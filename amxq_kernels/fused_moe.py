@@ -1,0 +1,330 @@
+"""Mixture of experts on packed INT4 weights: out[m] = Σ_j weight[m, j] · expert[ids[m, j]](x[m]).
+
+One assignment (m, j) is one *row* of work. Rows are sorted by expert and cut into blocks of at most
+BLOCK_M rows of one expert; all blocks of one launch have the same BLOCK_M:
+
+    sort_by_expert   one program: rows in the order of their experts, blocks by their size
+    gate_up          h = activation(x · Wgateᵀ, x · Wupᵀ), both panels in one program
+    expert_linear    y = h · Wdownᵀ, fp32, one row for each assignment
+    combine          out[m] = Σ_j weight[m, j] · y[row of (m, j)], in the order of j
+
+Every number is computed by one program in one order: the same bits for any number of threads.
+Programs run expert by expert, panel by panel, and through all blocks of an expert before the next
+panel: each thread streams its share of an expert's weights once.
+"""
+
+import amxq.language as tl
+from amxq.runtime.jit import jit
+from amxq_kernels.int4_linear import int4_product
+
+RECORD = 4
+"""Numbers that describe a block: expert, its first row, its last row + 1, its first block."""
+
+
+@jit
+def expert_of(ids, expert_map, i, bound):
+    """The expert of assignment i: below 0 if there is none, too large if the id is wrong."""
+    e = tl.load(ids + i).to(tl.int64)
+    if expert_map is not None:
+        inside = (e >= 0) & (e < bound)
+        mapped = tl.load(expert_map + tl.where(inside, e, 0)).to(tl.int64)
+        e = tl.where(inside, mapped, e)
+    return e
+
+
+@jit
+def sort_by_expert(
+    ids,
+    expert_map,
+    classes,
+    sizes,
+    found,
+    next_row,
+    blocks,
+    slots,
+    tokens,
+    rows,
+    count,
+    bound,
+    experts,
+    topk,
+    most,
+    CLASSES: tl.constexpr,
+):
+    """Counting sort of ``count`` assignments by expert, in one program.
+
+    ids: int32 or int64 [count]. expert_map: int32 [bound] or None: what ids stand for.
+    classes: int32 [most + 1]: number of rows of an expert → its class; sizes: int32 [CLASSES]:
+    rows of a class's blocks.
+    found: int32 [2 + CLASSES]: 1 + the last assignment with a wrong id (0: none); the number of
+    rows; blocks of each class. next_row: int32 [experts + CLASSES], scratch.
+    blocks: int32 [.., 4], class by class. slots: int32 [rows], the assignment of each row; tokens:
+    slots // topk; rows: int32 [count], the row of each assignment, or -1.
+    """
+    for e in tl.range(0, experts):
+        tl.store(next_row + e, 0)
+    bad = 0
+    for i in tl.range(0, count):
+        e = expert_of(ids, expert_map, i, bound)
+        if e >= experts:
+            bad = i + 1
+        else:
+            if e >= 0:
+                tl.store(next_row + e, tl.load(next_row + e) + 1)
+    tl.store(found, bad)
+
+    for c in tl.static_range(CLASSES):
+        tl.store(found + 2 + c, 0)
+    for e in tl.range(0, experts):
+        n = tl.load(next_row + e)
+        c = tl.load(classes + tl.minimum(n, most))
+        more = tl.cdiv(n, tl.load(sizes + c))
+        tl.store(found + 2 + c, tl.load(found + 2 + c) + more)
+    cursors = next_row + experts
+    total = 0
+    for c in tl.static_range(CLASSES):
+        tl.store(cursors + c, total)
+        total += tl.load(found + 2 + c)
+
+    start = 0
+    for e in tl.range(0, experts):
+        n = tl.load(next_row + e)
+        c = tl.load(classes + tl.minimum(n, most))
+        first = tl.load(cursors + c)
+        end = first + tl.cdiv(n, tl.load(sizes + c))
+        for b in tl.range(first, end):
+            block = blocks + b * RECORD
+            tl.store(block, e)
+            tl.store(block + 1, start)
+            tl.store(block + 2, start + n)
+            tl.store(block + 3, first)
+        tl.store(cursors + c, end)
+        tl.store(next_row + e, start)
+        start += n
+    tl.store(found + 1, start)
+
+    for i in tl.range(0, count):
+        e = expert_of(ids, expert_map, i, bound)
+        if (e >= 0) & (e < experts):
+            row = tl.load(next_row + e)
+            tl.store(next_row + e, row + 1)
+            tl.store(slots + row, i)
+            tl.store(tokens + row, i // topk)
+            tl.store(rows + i, row)
+        else:
+            tl.store(rows + i, -1)
+
+
+@jit
+def block_of(blocks, first_block, BLOCK_M: tl.constexpr):
+    """(expert, first row, last row + 1, panel) of this program; grid (panels, blocks)."""
+    block = blocks + (first_block + tl.program_id(1)) * RECORD
+    start, end = tl.load(block + 1), tl.load(block + 2)
+    first = tl.load(block + 3) - first_block
+    count = tl.cdiv(end - start, BLOCK_M)
+    local = (tl.program_id(1) - first) * tl.num_programs(0) + tl.program_id(0)
+    return tl.load(block), start + local % count * BLOCK_M, end, local // count
+
+
+@jit
+def expert_weight(qweight, scales, zeros, expert, N, K, group_size, BLOCK_K: tl.constexpr):
+    """The packed weight [N, K] of one of the stacked experts."""
+    e = expert.to(tl.int64)
+    groups = e * N * (K // group_size)
+    qweight = qweight + e * tl.cdiv(N, 32) * (K * 16)
+    scales = scales + groups
+    if zeros is not None:
+        zeros = zeros + groups
+    return tl.int4_tensor(qweight, scales, zeros, [K, N], group_size, [BLOCK_K, 32])
+
+
+@jit
+def add_bias(tile, bias, expert, n, N):
+    """tile + the bias of 32 columns from n on; bias [E, N] or None."""
+    if bias is None:
+        return tile
+    own = bias + expert.to(tl.int64) * N
+    return tile + tl.make_tensor_descriptor(own, [N], [1], [32]).load([n]).to(tl.float32)
+
+
+@jit
+def activated(gate, up, limit, alpha, ACTIVATION: tl.constexpr, LIMITED: tl.constexpr):
+    """The activation of an expert, element by element, in fp32; see amxq.fused_moe."""
+    if LIMITED:
+        gate = tl.where(gate > limit, limit, gate)  # NaN stays NaN
+        up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
+    if ACTIVATION == "silu":
+        return gate * tl.sigmoid(gate) * up
+    if ACTIVATION == "swiglu":
+        return gate * tl.sigmoid(alpha * gate) * (up + 1.0)
+    if ACTIVATION == "gelu":
+        return 0.5 * gate * (1.0 + tl.erf(gate * 0.7071067811865476)) * up
+    tl.static_assert(ACTIVATION == "gelu_tanh")
+    inner = 0.7978845608028654 * (gate + 0.044715 * gate * gate * gate)
+    return 0.5 * gate * (1.0 + tl.tanh(inner)) * up
+
+
+@jit
+def store_parts(h, tile, row, end, n, total, N, SPLITS: tl.constexpr, BLOCK_M: tl.constexpr):
+    """Stores fp32 [BLOCK_M, 32] as SPLITS bf16 parts that add up to it; h: [SPLITS · total, N]."""
+    for s in tl.static_range(SPLITS):
+        part = tile.to(tl.bfloat16)
+        to = h + s * (total.to(tl.int64) * N)
+        out = tl.make_tensor_descriptor(to, [end, N], [N, 1], [BLOCK_M, 32])
+        out.store([row, n], part)
+        tile -= part.to(tl.float32)
+
+
+@jit
+def gate_up(
+    x,
+    qweight,
+    scales,
+    zeros,
+    sums,
+    bias,
+    weights,
+    h,
+    blocks,
+    slots,
+    tokens,
+    first_block,
+    M,
+    total,
+    N,
+    K,
+    group_size,
+    limit,
+    alpha,
+    IN_PLACE: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    LIMITED: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """h = activation(x · Wgateᵀ, x · Wupᵀ) for one block of rows and 32 of N columns.
+
+    x: bf16 [SPLITS · M, K]: a row for each assignment, or, IN_PLACE (BLOCK_M = 1), for each token.
+    qweight, scales, zeros: stacked experts [E, 2N, K]; N is a multiple of 32. sums: fp32
+    [M, K / BLOCK_K] or None. bias: [E, 2N] or None. weights: fp32, by assignment, or None: they
+    multiply x. h: bf16 [SPLITS · total, N]. Grid: (N / 32, blocks).
+    """
+    expert, row, end, panel = block_of(blocks, first_block, BLOCK_M)
+    source = row
+    if IN_PLACE:
+        source = tl.load(tokens + row)
+    n = panel * 32
+    w = expert_weight(qweight, scales, zeros, expert, 2 * N, K, group_size, BLOCK_K)
+    gate = int4_product(x, w, sums, source, n, M, K, group_size, SPLITS, BLOCK_M, BLOCK_K)
+    up = int4_product(x, w, sums, source, n + N, M, K, group_size, SPLITS, BLOCK_M, BLOCK_K)
+    if weights is not None:
+        mine = row + tl.arange(0, BLOCK_M)
+        factor = tl.load(weights + tl.load(slots + mine, mask=mine < end), mask=mine < end)
+        gate *= factor[:, None]
+        up *= factor[:, None]
+    gate = add_bias(gate, bias, expert, n, 2 * N)
+    up = add_bias(up, bias, expert, n + N, 2 * N)
+    store_parts(
+        h,
+        activated(gate, up, limit, alpha, ACTIVATION, LIMITED),
+        row,
+        end,
+        n,
+        total,
+        N,
+        SPLITS,
+        BLOCK_M,
+    )
+
+
+@jit
+def expert_linear(
+    x,
+    qweight,
+    scales,
+    zeros,
+    sums,
+    bias,
+    weights,
+    y,
+    blocks,
+    slots,
+    first_block,
+    M,
+    N,
+    K,
+    group_size,
+    SPLITS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """y = weights · (x · Wᵀ) + bias for one block of rows and 32 columns.
+
+    x: bf16 [SPLITS · M, K], one row for each assignment. The others as for gate_up, with
+    qweight … [E, N, K]. y: fp32 [M, N]. Grid: (panels of N, blocks).
+    """
+    expert, row, end, panel = block_of(blocks, first_block, BLOCK_M)
+    n = panel * 32
+    w = expert_weight(qweight, scales, zeros, expert, N, K, group_size, BLOCK_K)
+    acc = int4_product(x, w, sums, row, n, M, K, group_size, SPLITS, BLOCK_M, BLOCK_K)
+    if weights is not None:
+        mine = row + tl.arange(0, BLOCK_M)
+        factor = tl.load(weights + tl.load(slots + mine, mask=mine < end), mask=mine < end)
+        acc *= factor[:, None]
+    acc = add_bias(acc, bias, expert, n, N)
+    out = tl.make_tensor_descriptor(y, [end, N], [N, 1], [BLOCK_M, 32])
+    out.store([row, n], acc)
+
+
+@jit
+def activate(
+    y,
+    h,
+    total,
+    N,
+    limit,
+    alpha,
+    INTERLEAVED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    LIMITED: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    """h = activation(gate, up) of y fp32 [total, 2N]: for what gate_up cannot pair panel by panel.
+
+    Gate and up are halves of a row of y, or, INTERLEAVED, its even and odd elements. h: bf16
+    [SPLITS · total, N]. Grid: (panels of N, total).
+    """
+    n, row = tl.program_id(0) * 32, tl.program_id(1)
+    column = n + tl.arange(0, 32)[None, :]
+    inside = column < N
+    at = y + row.to(tl.int64) * (2 * N)
+    if INTERLEAVED:
+        gate = tl.load(at + 2 * column, mask=inside)
+        up = tl.load(at + 2 * column + 1, mask=inside)
+    else:
+        gate = tl.load(at + column, mask=inside)
+        up = tl.load(at + N + column, mask=inside)
+    result = activated(gate, up, limit, alpha, ACTIVATION, LIMITED)
+    store_parts(h, result, row, row + 1, n, total, N, SPLITS, 1)
+
+
+@jit
+def combine(y, weights, rows, out, N, topk, factor, BLOCK: tl.constexpr):
+    """out[m] = factor · Σ_j weights[m, j] · y[rows[m, j]] in fp32; rows of -1 are left out.
+
+    y: fp32 [.., N]. weights: [M, topk], or None: all 1. rows: int32 [M, topk]. out: [M, N].
+    Grid: (N / BLOCK rounded up, M).
+    """
+    n, m = tl.program_id(0) * BLOCK, tl.program_id(1)
+    acc = tl.zeros((BLOCK,), tl.float32)
+    for i in tl.range(m * topk, m * topk + topk):
+        row = tl.load(rows + i)
+        if row >= 0:
+            own = y + row.to(tl.int64) * N
+            part = tl.make_tensor_descriptor(own, [N], [1], [BLOCK]).load([n])
+            if weights is not None:
+                part *= tl.load(weights + i).to(tl.float32)
+            acc += part
+    to = tl.make_tensor_descriptor(out + m.to(tl.int64) * N, [N], [1], [BLOCK])
+    to.store([n], acc * factor)
