@@ -31,10 +31,6 @@ from amxq.passes.tiles import CHUNK, Row, Tile
 if TYPE_CHECKING:
     from amxq.passes.vectorize import Vectorizer
 
-AHEAD_MIN_ROWS = 32
-"""From how many rows on the next panel is dequantised during the multiplication. Emerald Rapids,
-2026-11-30: 11 % less time at 32 rows, none at 64 and more, 6 to 20 % more at 8 and 16."""
-
 
 def lower(v: Vectorizer, op: ops.Dot) -> None:
     type_ = op.result.type
@@ -48,7 +44,7 @@ def lower(v: Vectorizer, op: ops.Dot) -> None:
 
     b = v.b
     a = place_of(v, op.lhs)
-    panel = panel_of(v, op.rhs, Form(depth, width, size), ahead=rows >= AHEAD_MIN_ROWS)
+    panel = panel_of(v, op.rhs, Form(depth, width, size))
     start = v.tiles[op.acc] if op.acc is not None else None
     initial = v.materialize(start).place if start is not None else None
     part_type = TileType((sum(heights), 32), element)

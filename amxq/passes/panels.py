@@ -96,15 +96,15 @@ class Panel:
         return taken
 
 
-def panel_of(v: Vectorizer, value: Value, form: Form, ahead: bool) -> Panel:
+def panel_of(v: Vectorizer, value: Value, form: Form) -> Panel:
     """The panel of an int4 tile: written by an earlier dot of this block, by the iteration
-    before (``ahead``, where the loop allows it), or now."""
+    before, where the loop allows it, or now."""
     known = v.panels.get((value, form.size))
     if known is not None and known[0] is v.b.block:
         return Panel(known[1], None)
     load = v.defs[value]
     assert isinstance(load, ops.LoadInt4)
-    stepping = _stepping(v, load) if ahead else None
+    stepping = _stepping(v, load)
     if stepping is not None:
         panel = _pipelined(v, stepping, form)
     else:
