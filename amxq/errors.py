@@ -84,3 +84,7 @@ class CompilationError(AmxqError):
         if self.hint:
             text += f"\n    hint: {self.hint}"
         return text
+
+
+class OutOfBoundsError(CompilationError, IndexError):
+    """A kernel on the interpreter reads or writes outside of a tensor."""

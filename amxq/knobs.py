@@ -77,7 +77,7 @@ TARGET: Knob[str | None] = Knob(
     "AMXQ_TARGET", str, lambda: None, "amx, avx512_bf16, avx512, avx2 or auto"
 )
 EMULATE = Knob("AMXQ_EMULATE", _flag, lambda: False, "run AMX code on CPUs without AMX, slowly")
-INTERPRET = Knob("AMXQ_INTERPRET", _flag, lambda: False, "refused: there is no interpreter yet")
+INTERPRET = Knob("AMXQ_INTERPRET", _flag, lambda: False, "run kernels as Python on NumPy, slowly")
 CACHE_DIR = Knob("AMXQ_CACHE_DIR", Path, _cache_home, "where compiled kernels are kept")
 KERNEL_DUMP: Knob[Path | None] = Knob(
     "AMXQ_KERNEL_DUMP",

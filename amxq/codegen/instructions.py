@@ -99,26 +99,36 @@ def _flush(x: Array) -> Array:
     return flushed.view(np.float32)
 
 
-def _fma(a: Array, b: Array, c: Array) -> Array:
-    """a·b + c in fp32, rounded once to nearest even, tiny results flushed to zero.
+def fused(a: Array, b: Array, c: Array) -> Array:
+    """a·b + c of fp32 numbers in fp64, rounded to odd: rounding that to fp32 is one rounding.
 
-    Computed in fp64, where a product of two short significands is exact; the sum is rounded
-    to odd first, so that rounding it again to fp32 is one rounding. A result counts as tiny
-    if it is below 2**-126 after rounding with unbounded exponent, as the hardware does it.
+    The product of two short significands is exact; of the sum the error is known exactly too, so
+    an inexact sum whose last bit is even moves to the neighbour on the exact sum's side.
     """
     import numpy as np
 
-    a, b, c = (np.ascontiguousarray(x) for x in np.broadcast_arrays(a, b, c))
     with np.errstate(all="ignore"):
         product, addend = a.astype(np.float64) * b, c.astype(np.float64)
-        total = product + addend
+        total = np.asarray(product + addend)
         back = total - product
         error = (product - (total - back)) + (addend - back)
         bits = total.view(np.int64)
         inexact = (error != 0) & np.isfinite(total) & (bits & 1 == 0)
-        total = (bits + np.where(inexact, np.where((error > 0) == (total > 0), 1, -1), 0)).view(
-            np.float64
-        )
+        odd = bits + np.where(inexact, np.where((error > 0) == (total > 0), 1, -1), 0)
+    return odd.view(np.float64)
+
+
+def _fma(a: Array, b: Array, c: Array) -> Array:
+    """a·b + c in fp32, rounded once to nearest even, tiny results flushed to zero.
+
+    A result counts as tiny if it is below 2**-126 after rounding with unbounded exponent, as the
+    hardware does it.
+    """
+    import numpy as np
+
+    a, b, c = (np.ascontiguousarray(x) for x in np.broadcast_arrays(a, b, c))
+    total = fused(a, b, c)
+    with np.errstate(all="ignore"):
         rounded = total.astype(np.float32)
     tiny = np.abs(total) < 2.0**-126 - 2.0**-151
     rounded = np.where(tiny, np.copysign(np.float32(0), rounded), rounded)

@@ -10,6 +10,7 @@ with f32 gives f32, bf16 with f16 gives f32, the wider integer wins.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from amxq.ir import types as _types
@@ -26,10 +27,17 @@ class constexpr:
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
+interpreting: ContextVar[Any] = ContextVar("interpreting", default=None)
+"""The interpreter's program that runs in this thread, which calls of the language go to."""
+
+
 def _builtin(function: _F) -> _F:
-    """Marks a function as one that only the compiler gives a meaning."""
+    """Marks a function as one that only the compiler and the interpreter give a meaning."""
 
     def outside_of_a_kernel(*args: Any, **kwargs: Any) -> Any:
+        interpreter = interpreting.get()
+        if interpreter is not None:
+            return interpreter(outside_of_a_kernel, args, kwargs)
         raise RuntimeError(
             f"amxq.language.{function.__name__} works inside an @amxq.jit kernel only; "
             "call the kernel as kernel[grid](...)"

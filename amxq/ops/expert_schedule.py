@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from amxq.ir.types import F32, I32, U8, PointerType, Type
-from amxq.runtime.compiler import CompiledKernel
+from amxq.runtime.compiler import Launchable
 from amxq.runtime.jit import pointers
 
 MOST_ROWS = 64
@@ -58,7 +58,7 @@ def row_blocks(target: str) -> RowBlocks:
 
 
 @functools.cache
-def sort_by_expert(target: str, ids: torch.dtype, mapped: bool) -> CompiledKernel:
+def sort_by_expert(target: str, ids: torch.dtype, mapped: bool) -> Launchable:
     """The kernel that sorts assignments; launch each with the arguments in its order."""
     from amxq_kernels.fused_moe import sort_by_expert as kernel
 
@@ -85,7 +85,7 @@ def gate_up(
     splits: int,
     block_m: int,
     block_k: int,
-) -> CompiledKernel:
+) -> Launchable:
     """The first matrices of experts with their activation."""
     from amxq_kernels.fused_moe import gate_up as kernel
 
@@ -115,7 +115,7 @@ def expert_linear(
     splits: int,
     block_m: int,
     block_k: int,
-) -> CompiledKernel:
+) -> Launchable:
     """One matrix of experts."""
     from amxq_kernels.fused_moe import expert_linear as kernel
 
@@ -130,7 +130,7 @@ def expert_linear(
 @functools.cache
 def activate(
     target: str, interleaved: bool, activation: str, limited: bool, splits: int
-) -> CompiledKernel:
+) -> Launchable:
     """The activation alone, where gate and up cannot be paired panel by panel."""
     from amxq_kernels.fused_moe import activate as kernel
 
@@ -150,7 +150,7 @@ COMBINE_COLUMNS = 128
 
 
 @functools.cache
-def combine(target: str, weights: torch.dtype | None, out: torch.dtype) -> CompiledKernel:
+def combine(target: str, weights: torch.dtype | None, out: torch.dtype) -> Launchable:
     """The weighted sum over the experts of a token."""
     from amxq_kernels.fused_moe import combine as kernel
 

@@ -14,7 +14,7 @@ import torch
 
 from amxq.ir.types import I32, U8, PointerType, Type
 from amxq.ops.activations import split_count
-from amxq.runtime.compiler import CompiledKernel
+from amxq.runtime.compiler import Launchable
 from amxq.runtime.jit import pointers
 
 PANEL = 32
@@ -34,8 +34,8 @@ class Plan:
         grid: (row blocks of a band, panels, bands).
     """
 
-    kernel: CompiledKernel
-    sums: CompiledKernel | None
+    kernel: Launchable
+    sums: Launchable | None
     splits: int
     block_k: int
     grid: tuple[int, int, int]
@@ -97,7 +97,7 @@ def int4_linear(
     splits: int,
     block_m: int,
     block_k: int,
-) -> CompiledKernel:
+) -> Launchable:
     """The compiled kernel for these types; launch it with the arguments in its order."""
     from amxq_kernels.int4_linear import int4_linear as kernel
 
@@ -122,7 +122,7 @@ def int4_linear(
 
 
 @functools.cache
-def block_sums(target: str, splits: int, block_k: int) -> CompiledKernel:
+def block_sums(target: str, splits: int, block_k: int) -> Launchable:
     """The kernel that sums activations over blocks of K, for asymmetric weights."""
     from amxq_kernels.int4_linear import block_sums as kernel
 

@@ -34,7 +34,7 @@ from amxq.errors import ArgumentError, CompilationError, TuningError
 from amxq.frontend.source import KernelSource
 from amxq.runtime import cpu, openmp
 from amxq.runtime.cache import make_key, open_cache
-from amxq.runtime.compiler import CompiledKernel
+from amxq.runtime.compiler import CompiledKernel, Launchable
 from amxq.runtime.jit import Grid, JITFunction
 from amxq.runtime.targets import emulates_amx, get_target
 from amxq.testing import do_bench
@@ -125,8 +125,8 @@ class Heuristics(_Chooser):
         self.values = dict(values)
         self._check_names(list(values), "the heuristics")
 
-    def __getitem__(self, grid: Grid) -> Callable[..., CompiledKernel]:
-        def launch(*args: Any, **kwargs: Any) -> CompiledKernel:
+    def __getitem__(self, grid: Grid) -> Callable[..., Launchable]:
+        def launch(*args: Any, **kwargs: Any) -> Launchable:
             return self.kernel[grid](**self._complete(args, kwargs))
 
         return launch
@@ -184,8 +184,8 @@ class Autotuner(_Chooser):
         self._chosen: dict[tuple[Any, ...], Config] = {}
         self.best_config: Config | None = None
 
-    def __getitem__(self, grid: Grid) -> Callable[..., CompiledKernel]:
-        def launch(*args: Any, **kwargs: Any) -> CompiledKernel:
+    def __getitem__(self, grid: Grid) -> Callable[..., Launchable]:
+        def launch(*args: Any, **kwargs: Any) -> Launchable:
             named = self._named(args, kwargs, self._constants)
             key = self._key(named)
             config = self._chosen.get(key)
@@ -343,7 +343,7 @@ class Autotuner(_Chooser):
             print("\n".join(lines), file=sys.stderr, flush=True)
         return best, made[best]
 
-    def _run(self, config: Config, grid: Grid, named: dict[str, Any]) -> CompiledKernel:
+    def _run(self, config: Config, grid: Grid, named: dict[str, Any]) -> Launchable:
         if config.pre_hook is not None:
             config.pre_hook({**self._known(named), **config.all_kwargs()})
         return self.kernel[grid](**named, **config.all_kwargs())

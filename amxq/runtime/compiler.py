@@ -17,10 +17,10 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from amxq import knobs
-from amxq.errors import SettingError, TargetError
+from amxq.errors import SettingError
 from amxq.frontend.code_generator import Captured, generate
 from amxq.frontend.source import KernelSource
 from amxq.ir.ops import Function
@@ -29,7 +29,7 @@ from amxq.ir.types import DType, PointerType, Type
 from amxq.ir.verifier import verify
 from amxq.runtime import openmp
 from amxq.runtime.cache import make_key, open_cache
-from amxq.runtime.targets import Target, check_name, require_runnable
+from amxq.runtime.targets import Target, require_runnable
 
 _log = logging.getLogger(__name__)
 
@@ -70,6 +70,14 @@ class Stages(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(STAGES)
+
+
+class Launchable(Protocol):
+    """What a launch needs: a :class:`CompiledKernel`, or the interpreter in its place."""
+
+    def launch(
+        self, grid: tuple[int, int, int], args: Sequence[Any], num_threads: int | None = None
+    ) -> None: ...
 
 
 class CompiledKernel:
@@ -261,13 +269,3 @@ def _gomp(address: int) -> Any:
 def _code(type_: Type) -> str:
     assert isinstance(type_, DType)
     return "d" if type_.is_float else "q"
-
-
-def target_of(name: str) -> Target:
-    """The target to compile for."""
-    if knobs.INTERPRET.get():
-        raise TargetError(
-            "AMXQ_INTERPRET=1: this version has no interpreter; unset the variable to run "
-            "compiled kernels"
-        )
-    return check_name(name)

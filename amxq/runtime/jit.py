@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from amxq import knobs
 from amxq.errors import CompilationError, DTypeError, LayoutError, ShapeError
 from amxq.frontend.source import KernelSource
 from amxq.ir.types import (
@@ -28,8 +29,9 @@ from amxq.ir.types import (
     PointerType,
     Type,
 )
-from amxq.runtime.compiler import CompiledKernel, target_of
-from amxq.runtime.targets import get_target
+from amxq.language.core import interpreting
+from amxq.runtime.compiler import CompiledKernel, Launchable
+from amxq.runtime.targets import check_name, get_target
 
 Grid = tuple[int, ...] | Callable[[dict[str, Any]], Sequence[int]]
 
@@ -72,14 +74,19 @@ class JITFunction:
         self._lock = threading.Lock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        interpreter = interpreting.get()
+        if interpreter is not None:
+            return interpreter(self, args, kwargs)
         name = self.kernel_source.name
         raise TypeError(f"{name} is a kernel: launch it as {name}[grid](…)")
 
-    def __getitem__(self, grid: Grid) -> Callable[..., CompiledKernel]:
-        def launch(*args: Any, num_threads: int | None = None, **kwargs: Any) -> CompiledKernel:
+    def __getitem__(self, grid: Grid) -> Callable[..., Launchable]:
+        def launch(*args: Any, num_threads: int | None = None, **kwargs: Any) -> Launchable:
             bound = self._bind(args, kwargs)
             types, constants, values = self._split(bound, _argument)
             compiled = self.compile(types, constants)
+            if not isinstance(compiled, CompiledKernel):  # checks what tensors may be accessed
+                values = [bound[name] for name in types]
             sizes = grid(bound) if callable(grid) else grid
             compiled.launch(_three(sizes), values, _threads(num_threads))
             return compiled
@@ -102,13 +109,23 @@ class JITFunction:
             TargetError: there is no such target.
         """
         types, constants, _ = self._split(self._bind(args, kwargs), _type_only)
-        return self.compile(types, constants, target)
+        return self._compile(types, constants, target)
 
     def compile(
         self, types: dict[str, Type], constants: dict[str, Any], target: str | None = None
+    ) -> Launchable:
+        """The kernel for these argument types and constants, ready to launch; compiled once per
+        process. Where AMXQ_INTERPRET=1 it runs on the interpreter."""
+        if knobs.INTERPRET.get():
+            from amxq.interpreter.kernel import InterpretedKernel
+
+            return InterpretedKernel(self.kernel_source, types, constants)
+        return self._compile(types, constants, target)
+
+    def _compile(
+        self, types: dict[str, Type], constants: dict[str, Any], target: str | None
     ) -> CompiledKernel:
-        """The kernel for these argument types and constants; compiled once per process."""
-        chosen = target_of(get_target() if target in (None, "auto") else target)
+        chosen = check_name(get_target() if target in (None, "auto") else target)
         key = (chosen.name, tuple(types.items()), _hashable(constants))
         compiled = self._compiled.get(key)
         if compiled is None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from amxq import knobs
 from amxq.runtime.targets import TABLE, available_targets, target
 
 
@@ -34,9 +35,13 @@ def one_a_width() -> list[str]:
     return [best[bits] for bits in sorted(best, reverse=True)]
 
 
-@pytest.fixture(params=one_a_width())
+@pytest.fixture(params=[*one_a_width(), "interpreter"])
 def on(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Runs a test once for each vector width; launches inside use that target."""
+    """Runs a test once for each vector width and on the interpreter; launches inside use it."""
+    if request.param == "interpreter":
+        with knobs.INTERPRET.scope("1"):
+            yield request.param
+        return
     with target(request.param):
         yield request.param
 

@@ -144,12 +144,6 @@ def test_a_target_that_this_cpu_lacks_is_refused(monkeypatch: pytest.MonkeyPatch
     assert (x == 1).all()
 
 
-def test_the_interpreter_knob_is_not_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AMXQ_INTERPRET", "1")
-    with pytest.raises(TargetError, match="AMXQ_INTERPRET"):
-        simple.warmup(torch.float32, torch.float32, tl.int32, BLOCK=64, target="avx2")
-
-
 def test_all_targets_give_the_same_numbers() -> None:
     x = torch.randn(1000)
     results = []

@@ -1,0 +1,107 @@
+"""Launches on the interpreter: every program of the grid, one after the other."""
+
+from __future__ import annotations
+
+import itertools
+import linecache
+import sys
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any
+
+from amxq.errors import CompilationError, OutOfBoundsError
+from amxq.frontend.builtins import HANDLERS
+from amxq.frontend.semantic import Mistake, Semantic
+from amxq.frontend.source import KernelSource
+from amxq.interpreter import steps
+from amxq.interpreter.evaluator import Evaluated, Evaluator
+from amxq.interpreter.memory import Memory, Outside
+from amxq.interpreter.proxies import unwrap, wrap
+from amxq.interpreter.rewrite import interpretable
+from amxq.ir.types import PointerType, Type
+from amxq.language.core import interpreting
+
+
+class InterpretedKernel:
+    """Stands for a compiled kernel where ``AMXQ_INTERPRET=1``: the same ``launch``, and no stages.
+
+    Attributes:
+        params: name → type of the arguments that are passed at run time, in order.
+    """
+
+    def __init__(
+        self, source: KernelSource, types: dict[str, Type], constants: dict[str, Any]
+    ) -> None:
+        self.source, self.params, self.constants = source, types, constants
+
+    def launch(
+        self, grid: tuple[int, int, int], args: Sequence[Any], num_threads: int | None = None
+    ) -> None:
+        """Runs the grid on this thread. ``args`` are tensors and numbers in the order of
+        ``params``; an address in place of a tensor works, unchecked.
+
+        Raises:
+            OutOfBoundsError: an access left a tensor.
+            CompilationError: the kernel breaks a typing rule.
+        """
+        function = interpretable(self.source, steps)
+        program = _Program(grid)
+        values = {
+            name: program.argument(name, type_, value)
+            for (name, type_), value in zip(self.params.items(), args, strict=True)
+        }
+        before = interpreting.set(program)
+        try:
+            for z, y, x in itertools.product(*map(range, reversed(grid))):
+                program.b.program = (x, y, z)
+                function(**values, **self.constants)
+        finally:
+            interpreting.reset(before)
+
+
+class _Program:
+    """The program that runs: its numbers, and the typing rules bound to them."""
+
+    def __init__(self, grid: tuple[int, int, int]) -> None:
+        self.b = Evaluator(grid)
+        self.sem = Semantic(self.b)
+
+    def argument(self, name: str, type_: Type, value: Any) -> Any:
+        if not isinstance(type_, PointerType):
+            return self.call(self.b.constant, value, type_)
+        return self.call(lambda: Evaluated.pointer(type_, Memory.of(name, value)))
+
+    def call(self, rule: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A rule of the language, applied to what a kernel hands over."""
+        try:
+            kwargs = {name: unwrap(x) for name, x in kwargs.items()}
+            return wrap(self.sem, self.call, rule(*map(unwrap, args), **kwargs))
+        except Mistake as mistake:
+            raise _at_the_kernels_line(CompilationError, str(mistake), mistake.hint) from None
+        except Outside as outside:
+            hint = "give the access a mask, or make the tensor larger"
+            raise _at_the_kernels_line(OutOfBoundsError, str(outside), hint) from None
+
+    def __call__(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A function of the language, or a jit function, called by a kernel."""
+        if function in HANDLERS:
+            return self.call(HANDLERS[function], self.sem, *args, **kwargs)
+        source = function.kernel_source
+        bound = self.call(lambda: source.bind(list(args), kwargs))
+        return interpretable(source, steps)(**bound)
+
+
+def _at_the_kernels_line(
+    error: type[CompilationError], message: str, hint: str
+) -> CompilationError:
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("amxq."):
+        frame = frame.f_back
+    if frame is None:
+        return error(message, hint=hint)
+    file, line, column = frame.f_code.co_filename, frame.f_lineno, 0
+    if hasattr(frame.f_code, "co_positions"):  # Python 3.11
+        places = itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None)
+        column = next(places)[2] or 0
+    text = linecache.getline(file, line).rstrip("\n")
+    return error(message, file=file, line=line, column=column, source_line=text, hint=hint)
