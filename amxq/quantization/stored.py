@@ -77,7 +77,7 @@ class StoredLayer:
         """
         if self.parts is not GPTQ:
             return self.method.format
-        zeros = files.read(f"{self.prefix}.{self.parts.zeros}")
+        zeros = files.lend(f"{self.prefix}.{self.parts.zeros}")
         return self.method.true_format(zeros, self.out_features)
 
     def read(
@@ -89,7 +89,7 @@ class StoredLayer:
             CheckpointError: one cannot be read.
         """
         weight, scales, zeros, g_idx = (
-            files.read(f"{self.prefix}.{part}") if f"{self.prefix}.{part}" in files else None
+            files.lend(f"{self.prefix}.{part}") if f"{self.prefix}.{part}" in files else None
             for part in self.parts[:4]
         )
         assert weight is not None and scales is not None  # their headers have been seen
@@ -228,7 +228,7 @@ def _said_width(files: TensorFiles, prefix: str, parts: Parts, N: int) -> int | 
             f"{name} is {files.dtype(name)} {list(files.shape(name))}; expected I64 [2], the "
             f"weight's shape; {_AGAIN}"
         )
-    rows, columns = files.read(name).tolist()
+    rows, columns = files.lend(name).tolist()
     if rows != N or columns < 1:
         raise CheckpointError(
             f"{name} says [{rows}, {columns}], but the scales have {N} rows; {_AGAIN}"
@@ -252,7 +252,7 @@ def _group_of_order(files: TensorFiles, g_idx: str, G: int) -> int | None:
     """Act order with an unknown group size: all groups but the last are as large as the largest."""
     if g_idx not in files or files.dtype(g_idx) not in ("I32", "I64") or not files.nbytes(g_idx):
         return None
-    groups = files.read(g_idx).flatten().clamp(0, G - 1)
+    groups = files.lend(g_idx).flatten().clamp(0, G - 1)
     return int(torch.bincount(groups).max())
 
 

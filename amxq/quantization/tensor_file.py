@@ -1,4 +1,4 @@
-"""One safetensors file: its header checked to the last byte, its tensors read, mapped or written.
+"""One safetensors file: its header checked to the last byte, its tensors mapped or written.
 
 A file is eight bytes (the header's size, little-endian), a JSON header ``{name: {"dtype", "shape",
 "data_offsets"}}``, and the tensors' bytes. A header is believed only if the tensors fill the rest
@@ -8,6 +8,7 @@ nothing is declared that is not there, and memory is bounded by the file's own s
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import mmap
@@ -93,32 +94,6 @@ def unsound(path: Path, why: str) -> CheckpointError:
     )
 
 
-def read_tensor(path: Path, name: str, entry: Entry) -> torch.Tensor:
-    """One tensor, in memory of its own.
-
-    The file is read, not mapped: mapped pages count as this process's memory, and loading a model
-    would take the size of its files on top of the model.
-
-    Raises:
-        CheckpointError: the file cannot be read or has changed, or torch lacks the dtype.
-    """
-    dtype = torch_dtype(path, name, entry)
-    data = torch.empty(entry.end - entry.begin, dtype=torch.uint8)
-    view = data.numpy().data
-    try:
-        with path.open("rb", buffering=0) as stream:
-            stream.seek(entry.begin)
-            done = 0
-            while done < len(view):
-                count = stream.readinto(view[done:])
-                if not count:
-                    raise OSError("the file ends inside the tensor")
-                done += count
-    except OSError as error:
-        raise unsound(path, f"tensor {name!r}: {error}") from None
-    return data.view(dtype).reshape(entry.shape)
-
-
 def torch_dtype(path: Path, name: str, entry: Entry) -> torch.dtype:
     """The dtype of a tensor. Raises CheckpointError where torch has none for it."""
     if entry.dtype not in DTYPES:
@@ -126,15 +101,53 @@ def torch_dtype(path: Path, name: str, entry: Entry) -> torch.dtype:
     return DTYPES[entry.dtype]
 
 
-def map_file(path: Path) -> torch.Tensor:
-    """The bytes of a whole file, mapped: uint8 [size]. Pages are read when they are first used,
-    and what is written to them stays in this process."""
-    try:
-        with path.open("rb") as stream:
-            mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
-    except (OSError, ValueError) as error:
-        raise unsound(path, str(error)) from None
-    return torch.frombuffer(mapped, dtype=torch.uint8)
+class MappedFile:
+    """A file whose bytes are mapped when they are first asked for.
+
+    Pages are read when they are used, and what is written to them stays in this process. A file
+    must not be overwritten in place while it is mapped; replacing or deleting it is safe.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @functools.cached_property
+    def mapping(self) -> mmap.mmap:
+        """The whole file.
+
+        Raises:
+            CheckpointError: it cannot be mapped.
+        """
+        try:
+            with self.path.open("rb") as stream:
+                return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
+        except (OSError, ValueError) as error:
+            raise unsound(self.path, str(error)) from None
+
+    def tensor(self, name: str, entry: Entry) -> torch.Tensor:
+        """One tensor, mapped; copied if it does not lie where its dtype asks for.
+
+        Raises:
+            CheckpointError: the file has become shorter, or torch lacks the dtype.
+        """
+        dtype = torch_dtype(self.path, name, entry)
+        if entry.end > len(self.mapping):
+            raise unsound(self.path, f"it ends inside tensor {name!r}")
+        size = entry.end - entry.begin
+        if not size:
+            return torch.empty(entry.shape, dtype=dtype)
+        aligned = entry.begin % dtype.itemsize == 0
+        stored = dtype if aligned else torch.uint8
+        # a storage of its own, so that saving the tensor does not save the file
+        data = torch.frombuffer(
+            self.mapping, dtype=stored, count=size // stored.itemsize, offset=entry.begin
+        )
+        return (data if aligned else data.clone().view(dtype)).view(entry.shape)
+
+    def release(self) -> None:
+        """Let go of all pages: they no longer count as this process's memory, and are read from
+        the file again when they are used. What was written to them is lost."""
+        self.mapping.madvise(mmap.MADV_DONTNEED)
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
