@@ -1,4 +1,4 @@
-"""Activations as the kernels take them: contiguous bf16 rows.
+"""Activations as the kernels take them: contiguous rows, of bf16 for precision "bf16".
 
 An fp16 number is the sum of two bf16 numbers, an fp32 number of three (8 + 8 + 8 bits of
 significand), so a product with an integer weight stays exact: the parts are multiplied one
@@ -19,32 +19,19 @@ def split_count(dtype: torch.dtype) -> int:
     return _PARTS[dtype]
 
 
-def bf16_parts(x: torch.Tensor, perm: torch.Tensor | None, columns: int) -> torch.Tensor:
-    """bf16 [parts · M, columns]: part s of row m at row s·M + m; columns beyond K are zero.
+def ordered_rows(x: torch.Tensor, perm: torch.Tensor | None, columns: int) -> torch.Tensor:
+    """Contiguous [M, columns] of x's dtype; columns beyond K are zero.
 
     Args:
-        x: [M, K] bf16, fp16 or fp32, any strides.
+        x: [..., K] bf16, fp16 or fp32, any strides.
         perm: int32 [K]: the order of the input features, or None.
         columns: K rounded up to whole blocks of the packed weight.
     """
+    K = x.shape[-1]
+    x = x.reshape(-1, K)
     if perm is not None:
         x = permuted(x, perm)
-    M, K = x.shape
-    parts = split_count(x.dtype)
-    out = torch.empty((parts, M, columns), dtype=torch.bfloat16)
-    if columns > K:
-        out[:, :, K:] = 0
-    if parts == 1:
-        out[0, :, :K] = x
-        return out.view(M, columns)
-    rest = x.to(torch.float32, copy=True)
-    infinite = rest.isinf()
-    for part in range(parts):
-        # cutting the low bits off never overflows, and the remainder is exact
-        high = (rest.contiguous().view(torch.int32) & -65536).view(torch.float32)
-        out[part, :, :K] = high
-        rest = (rest - high).masked_fill_(infinite, 0)
-    return out.view(parts * M, columns)
+    return torch.nn.functional.pad(x, (0, columns - K)) if columns > K else x.contiguous()
 
 
 def permuted(x: torch.Tensor, perm: torch.Tensor) -> torch.Tensor:
@@ -53,3 +40,20 @@ def permuted(x: torch.Tensor, perm: torch.Tensor) -> torch.Tensor:
         return x.index_select(1, perm)
     except (IndexError, RuntimeError) as problem:
         raise LayoutError(f"perm is not a permutation of x's features: {problem}") from None
+
+
+def bf16_parts(x: torch.Tensor) -> torch.Tensor:
+    """bf16 [parts · M, K] of x [M, K]: part s of row m at row s·M + m."""
+    parts = split_count(x.dtype)
+    if parts == 1:
+        return x
+    M, K = x.shape
+    out = torch.empty((parts, M, K), dtype=torch.bfloat16)
+    rest = x.to(torch.float32, copy=True)
+    infinite = rest.isinf()
+    for part in range(parts):
+        # cutting the low bits off never overflows, and the remainder is exact
+        high = (rest.contiguous().view(torch.int32) & -65536).view(torch.float32)
+        out[part] = high
+        rest = (rest - high).masked_fill_(infinite, 0)
+    return out.view(parts * M, K)

@@ -8,7 +8,7 @@ import torch
 
 from amxq.ops import expert_schedule as kernels
 from amxq.ops import schedule
-from amxq.ops.activations import bf16_parts, permuted, split_count
+from amxq.ops.activations import bf16_parts, ordered_rows, permuted, split_count
 from amxq.ops.expert_checks import Activation, Sizes, wrong_id
 from amxq.quantization.packed import PackedWeight
 
@@ -140,7 +140,7 @@ class ExpertLayer:
         """x with a row for each token where it is read in place, else one for each assignment."""
         M, H, splits = self.sizes.M, self.sizes.H, self.splits
         if splits > 1 or perm is not None or not x.is_contiguous():
-            x = bf16_parts(x, perm, H)
+            x = bf16_parts(ordered_rows(x, perm, H))
         if self._in_place:
             return Rows(x, M)
         rows = self._empty_rows(H)

@@ -8,13 +8,13 @@ import torch
 
 from amxq.errors import AmxqError, DTypeError, LayoutError, ShapeError
 from amxq.ops import schedule
-from amxq.ops.activations import bf16_parts
+from amxq.ops.activations import bf16_parts, ordered_rows
 from amxq.ops.gradient import linear_with_gradient
 from amxq.ops.raw import packed_once
 from amxq.quantization.packed import SCALE_DTYPES, PackedWeight
 from amxq.runtime.targets import get_target
 
-PRECISIONS = ("bf16",)
+PRECISIONS = ("bf16", "int8")
 
 _BIAS_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 _ARGUMENTS = (
@@ -54,7 +54,10 @@ def linear(
             (int32 GPTQ or AWQ qweight, scales, int32 zeros), packed at first use and remembered
             while its qweight lives.
         bias: [N] or None; any floating dtype.
-        precision: "bf16".
+        precision: "bf16", exact as said above, or "int8": x is quantised at run time to 8 bits,
+            with a scale for each row and block of at most 128 features within a group. Faster
+            from a few rows on; the error is that of the activations, about 0.65 % of the result's
+            norm where they are Gaussian. A NaN or an infinity makes its whole row NaN.
         out: [..., N] contiguous tensor of x's dtype to write to, or None for a new one; apart
             from x in memory.
 
@@ -216,20 +219,30 @@ def _run(
         zeros is not None,
         None if bias is None else bias.dtype,
         y.dtype,
+        precision,
     )
-    rows = x
-    if plan.splits > 1 or perm is not None or not x.is_contiguous():
-        rows = bf16_parts(x.reshape(M, K), perm, padded)
+    rows = x if perm is None and x.is_contiguous() else ordered_rows(x, perm, padded)
+    weight = [qweight.data_ptr(), scales.data_ptr()]
+    if zeros is not None:
+        weight.append(zeros.data_ptr())
+    result = [y.data_ptr()] if bias is None else [bias.data_ptr(), y.data_ptr()]
+    sizes = (M, N, padded, padded // G, plan.grid[0])
 
-    args = [rows.data_ptr(), qweight.data_ptr(), scales.data_ptr()]
-    if zeros is not None and plan.sums is not None:
+    if precision == "int8" and plan.prepare is not None:
+        stride, blocks = schedule.int8_stride(padded), padded // plan.block_k
+        values = torch.empty((M, stride), dtype=torch.int8)
+        scaling = torch.empty((2, blocks, M), dtype=torch.float32)
+        quantised = [values.data_ptr(), scaling.data_ptr(), scaling.data_ptr() + 4 * blocks * M]
+        plan.prepare.launch((M, 1, 1), [rows.data_ptr(), *quantised, M, padded, stride])
+        plan.kernel.launch(plan.grid, [*quantised, stride, *weight, *result, *sizes])
+        return y
+    if plan.splits > 1:
+        rows = bf16_parts(rows.view(M, padded))
+    if plan.prepare is not None:
         sums = torch.empty((M, padded // plan.block_k), dtype=torch.float32)
-        args += (zeros.data_ptr(), sums.data_ptr())
-        plan.sums.launch((M, 1, 1), (args[0], args[4], M, padded))
-    if bias is not None:
-        args.append(bias.data_ptr())
-    args += (y.data_ptr(), M, N, padded, padded // G, plan.grid[0])
-    plan.kernel.launch(plan.grid, args)
+        weight.append(sums.data_ptr())
+        plan.prepare.launch((M, 1, 1), (rows.data_ptr(), sums.data_ptr(), M, padded))
+    plan.kernel.launch(plan.grid, [rows.data_ptr(), *weight, *result, *sizes])
     return y
 
 

@@ -28,14 +28,16 @@ class Plan:
     """How one linear runs.
 
     Attributes:
-        kernel, sums: the compiled kernels; sums is None where no zero points need them.
+        kernel: the compiled kernel.
+        prepare: the kernel that runs before: for "int8" the one that quantises activations, for
+            "bf16" the one that sums them, None where no zero points need that.
         splits: bf16 numbers that one activation is the sum of.
         block_k: depth of a block; divides the group size.
         grid: (row blocks of a band, panels, bands).
     """
 
     kernel: Launchable
-    sums: Launchable | None
+    prepare: Launchable | None
     splits: int
     block_k: int
     grid: tuple[int, int, int]
@@ -52,17 +54,24 @@ def plan(
     zeros: bool,
     bias: torch.dtype | None,
     y: torch.dtype,
+    precision: str,
 ) -> Plan:
     """The plan for x [M, K] and a weight [N, K] with a scale per ``group`` of K; K is padded to
     whole groups. ``y`` is the dtype of x and of the result."""
     block_m, block_k, splits = _block_m(M, target, zeros), _block_k(group), split_count(y)
-    return Plan(
-        int4_linear(target, scales, zeros, bias, y, splits, block_m, block_k),
-        block_sums(target, splits, block_k) if zeros else None,
-        splits,
-        block_k,
-        _grid(M, K, N, block_m),
-    )
+    grid = _grid(M, K, N, block_m)
+    if precision == "int8":
+        kernel = int4_linear_int8(target, scales, zeros, bias, y, block_m, block_k)
+        return Plan(kernel, quantize_int8(target, y, block_k), 1, block_k, grid)
+    kernel = int4_linear(target, scales, zeros, bias, y, splits, block_m, block_k)
+    sums = block_sums(target, splits, block_k) if zeros else None
+    return Plan(kernel, sums, splits, block_k, grid)
+
+
+def int8_stride(K: int) -> int:
+    """Bytes from row to row of quantised activations: an odd number of cache lines, so that rows
+    do not compete for the same ones of the cache."""
+    return 64 * (-(-K // 64) | 1)
 
 
 def _grid(M: int, K: int, N: int, block_m: int) -> tuple[int, int, int]:
@@ -101,24 +110,72 @@ def int4_linear(
     """The compiled kernel for these types; launch it with the arguments in its order."""
     from amxq_kernels.int4_linear import int4_linear as kernel
 
+    weight, result, constants = _types(scales, zeros, bias, y)
+    types = {"x": pointers()[torch.bfloat16]} | weight
+    if zeros:
+        types["block_sums"] = pointers()[torch.float32]
+    else:
+        constants["block_sums"] = None
+    constants |= {"SPLITS": splits, "BLOCK_M": block_m, "BLOCK_K": block_k}
+    return kernel.compile(types | result, constants, target)
+
+
+@functools.cache
+def int4_linear_int8(
+    target: str,
+    scales: torch.dtype,
+    zeros: bool,
+    bias: torch.dtype | None,
+    y: torch.dtype,
+    block_m: int,
+    block_k: int,
+) -> Launchable:
+    """The same for activations that :func:`quantize_int8` has quantised."""
+    from amxq_kernels.int4_linear_int8 import int4_linear_int8 as kernel
+
+    weight, result, constants = _types(scales, zeros, bias, y)
     table = pointers()
     types: dict[str, Type] = {
-        "x": table[torch.bfloat16],
-        "qweight": PointerType(U8),
-        "scales": table[scales],
+        "x": table[torch.int8],
+        "x_scales": table[torch.float32],
+        "x_offsets": table[torch.float32],
+        "stride": I32,
     }
-    constants: dict[str, Any] = {"SPLITS": splits, "BLOCK_M": block_m, "BLOCK_K": block_k}
+    constants |= {"BLOCK_M": block_m, "BLOCK_K": block_k}
+    return kernel.compile(types | weight | result, constants, target)
+
+
+def _types(
+    scales: torch.dtype, zeros: bool, bias: torch.dtype | None, y: torch.dtype
+) -> tuple[dict[str, Type], dict[str, Type], dict[str, Any]]:
+    """Types of the weight's arguments, of the result's and the sizes, and what is None."""
+    table = pointers()
+    weight: dict[str, Type] = {"qweight": PointerType(U8), "scales": table[scales]}
+    result: dict[str, Type] = {}
+    constants: dict[str, Any] = {}
     if zeros:
-        types |= {"zeros": PointerType(U8), "block_sums": table[torch.float32]}
+        weight["zeros"] = PointerType(U8)
     else:
-        constants |= {"zeros": None, "block_sums": None}
+        constants["zeros"] = None
     if bias is not None:
-        types["bias"] = table[bias]
+        result["bias"] = table[bias]
     else:
         constants["bias"] = None
-    types["y"] = table[y]
-    types |= dict.fromkeys(("M", "N", "K", "group_size", "row_blocks"), I32)
-    return kernel.compile(types, constants, target)
+    result["y"] = table[y]
+    sizes = dict.fromkeys(("M", "N", "K", "group_size", "row_blocks"), I32)
+    return weight, result | sizes, constants
+
+
+@functools.cache
+def quantize_int8(target: str, x: torch.dtype, block_k: int) -> Launchable:
+    """The kernel that quantises activations of this dtype."""
+    from amxq_kernels.int4_linear_int8 import quantize_int8 as kernel
+
+    table = pointers()
+    types: dict[str, Type] = {"x": table[x], "values": table[torch.int8]}
+    types |= dict.fromkeys(("scales", "offsets"), table[torch.float32])
+    types |= dict.fromkeys(("M", "K", "stride"), I32)
+    return kernel.compile(types, {"BLOCK_K": block_k}, target)
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-NAMES = ("amxq", "int4pack", "torch_bf16", "torch_bf16_packed")
+NAMES = ("amxq", "amxq_int8", "int4pack", "torch_bf16", "torch_bf16_packed")
 
 
 def load(name: str) -> ModuleType:

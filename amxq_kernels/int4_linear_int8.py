@@ -1,0 +1,90 @@
+"""y = x · Wᵀ (+ bias) with activations quantised to int8 at run time, for a packed INT4 weight.
+
+Each block of at most 128 activations of a row, within one group of the weight, has a scale of its
+own: x ≈ scale · a with integers a from -127 to 127. The sum over a block is exact in int32, and
+with d = (q - z) = q - 8 - (z - 8)
+
+    sum d · x  ≈  scale · sum q · a + offset · (1 + (z - 8) / 8),    offset = -8 · scale · sum a
+
+Every rounding is written down (fma), so the result has the same bits on every target.
+"""
+
+import amxq.language as tl
+from amxq.runtime.jit import jit
+
+LARGEST = 127.0
+SMALLEST = 1e-36
+"""Blocks without a larger activation count as zero: 127 / 1e-37 is no fp32 number any more."""
+ROUND = 12582912.0
+"""1.5 · 2^23: added to a number below 2^22 it leaves no bits for a fraction."""
+
+
+@jit
+def quantize_int8(x, values, scales, offsets, M, K, stride, BLOCK_K: tl.constexpr):
+    """One row of x in int8, rounded to nearest even.
+
+    x: [M, K], contiguous. values: int8 [M, stride], columns in the order of ``tl.int4_order``.
+    scales, offsets: fp32 [K / BLOCK_K, M], NaN where the block has a NaN or an infinity.
+    Grid: (M,).
+    """
+    m = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, BLOCK_K)
+    for k in tl.range(0, K, BLOCK_K):
+        block = tl.load(x + m * K + k + columns).to(tl.float32)
+        largest = tl.max(tl.abs(block), 0)
+        inverse = tl.where(largest > SMALLEST, LARGEST / largest, 0.0)
+        a = tl.fma(block, inverse, ROUND) - ROUND
+        # 0 · x is 0 for numbers, NaN for the others, which int8 cannot tell
+        scale = largest / LARGEST + tl.sum(block * 0.0, 0)
+        at = (k // BLOCK_K).to(tl.int64) * M + m
+        tl.store(scales + at, scale)
+        tl.store(offsets + at, -8.0 * scale * tl.sum(a, 0))
+        tl.store(values + m * stride + k + columns, tl.int4_order(a.to(tl.int8)))
+
+
+@jit
+def int4_linear_int8(
+    x,
+    x_scales,
+    x_offsets,
+    stride,
+    qweight,
+    scales,
+    zeros,
+    bias,
+    y,
+    M,
+    N,
+    K,
+    group_size,
+    row_blocks,
+    BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """One block of BLOCK_M rows and 32 columns of y.
+
+    x, x_scales, x_offsets: what :func:`quantize_int8` wrote, with the same BLOCK_K.
+    The rest, and the grid: as in :func:`amxq_kernels.int4_linear.int4_linear`.
+    """
+    block = tl.program_id(2) * row_blocks + tl.program_id(0)
+    # The last block overlaps its neighbour instead of masking rows: both write the same values.
+    m = tl.minimum(block * BLOCK_M, M - BLOCK_M)
+    n = tl.program_id(1) * 32
+    a = tl.make_tensor_descriptor(x, [M, K], [stride, 1], [BLOCK_M, BLOCK_K])
+    w = tl.int4_tensor(qweight, scales, zeros, [K, N], group_size, [BLOCK_K, 32])
+    acc = tl.zeros((BLOCK_M, 32), tl.float32)
+    for k in tl.range(0, K, BLOCK_K):
+        part = tl.dot(a.load([m, k], boundary_check=()), w.load([k, n])).to(tl.float32)
+        first = (k // BLOCK_K).to(tl.int64) * M
+        a_scales = tl.make_tensor_descriptor(x_scales + first, [M, 1], [1, 1], [BLOCK_M, 1])
+        a_offsets = tl.make_tensor_descriptor(x_offsets + first, [M, 1], [1, 1], [BLOCK_M, 1])
+        offset = a_offsets.load([m, 0], boundary_check=())
+        g = k // group_size
+        if w.has_zeros:
+            offset = offset * tl.fma(w.zeros([g, n]), 0.125, 1.0)
+        part = tl.fma(part, a_scales.load([m, 0], boundary_check=()), offset)
+        acc = tl.fma(part, w.scales([g, n]), acc)
+    if bias is not None:
+        acc += tl.make_tensor_descriptor(bias, [N], [1], [32]).load([n]).to(tl.float32)
+    out = tl.make_tensor_descriptor(y, [M, N], [N, 1], [BLOCK_M, 32])
+    out.store([m, n], acc, boundary_check=(1,))
