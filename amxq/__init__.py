@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from amxq.runtime.autotuner import Config as Config
     from amxq.runtime.autotuner import autotune as autotune
     from amxq.runtime.autotuner import heuristics as heuristics
+    from amxq.runtime.explain import explain as explain
     from amxq.runtime.jit import jit as jit
     from amxq.runtime.targets import available_targets as available_targets
     from amxq.runtime.targets import get_target as get_target
@@ -39,6 +40,7 @@ _HOMES = {
     "autotune": "amxq.runtime.autotuner",
     "available_targets": "amxq.runtime.targets",
     "dequantize": "amxq.quantization",
+    "explain": "amxq.runtime.explain",
     "fused_moe": "amxq.ops.fused_moe",
     "get_target": "amxq.runtime.targets",
     "heuristics": "amxq.runtime.autotuner",

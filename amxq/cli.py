@@ -1,4 +1,5 @@
-"""The command line: ``amxq generate``, ``inspect``, ``pack``, ``doctor``, ``cache``, ``bench``.
+"""The command line: ``amxq generate``, ``inspect``, ``pack``, ``doctor``, ``cache``, ``explain``,
+``bench``.
 
 A mistake of the user (:class:`amxq.errors.AmxqError`, a missing extra) is one message on standard
 error and exit code 2, without a traceback. Text goes to standard output, remarks to standard error.
@@ -16,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import amxq
-from amxq.errors import AmxqError
+from amxq.errors import AmxqError, ArgumentError
 
 _DEFAULT_TOKENS = 128
 _ROOT = Path(__file__).resolve().parents[1]  # of a source checkout, or site-packages
@@ -129,6 +130,20 @@ def _parser() -> argparse.ArgumentParser:
     cache.add_argument("--clear", action="store_true", help="remove all objects")
     cache.set_defaults(run=_cache)
 
+    explain = commands.add_parser(
+        "explain",
+        help="show what the compiler makes of an INT4 linear",
+        description="Show the machine code of an INT4 linear (bf16, symmetric), loop by loop. "
+        "Any target, on any machine.",
+        allow_abbrev=False,
+    )
+    explain.add_argument("--m", type=_count, default=128, help="rows of x (default 128)")
+    explain.add_argument("--n", type=_count, default=4096, help="outputs (default 4096)")
+    explain.add_argument("--k", type=_count, default=4096, help="inputs (default 4096)")
+    explain.add_argument("--group", type=_count, default=128, help="group size (default 128)")
+    explain.add_argument("--target", default="amx", help="default amx")
+    explain.set_defaults(run=_explain)
+
     commands.add_parser(
         "bench", help="run the benchmarks of a source checkout; arguments are passed on to them"
     )
@@ -212,6 +227,21 @@ def _cache(arguments: argparse.Namespace) -> int:
     if arguments.clear:
         print(f"{open_cache().clear()} removed")
     print(doctor.cache_text())
+    return 0
+
+
+def _explain(arguments: argparse.Namespace) -> int:
+    import torch
+
+    from amxq.ops.schedule import plan
+    from amxq.runtime.targets import check_name
+
+    bf16, group = torch.bfloat16, arguments.group
+    if arguments.k % group or group % 8:
+        raise ArgumentError(f"--group {group}: expected a multiple of 8 that divides --k")
+    target = check_name(arguments.target).name
+    planned = plan(arguments.m, arguments.k, arguments.n, group, target, bf16, False, None, bf16)
+    print(amxq.explain(planned.kernel))
     return 0
 
 

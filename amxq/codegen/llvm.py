@@ -13,6 +13,7 @@ doubles). On AMX @range loads the tile configuration first and releases the tile
 
 from __future__ import annotations
 
+from amxq.codegen.debug import LineTable
 from amxq.codegen.text import llvm_type
 from amxq.codegen.values import Emitter
 from amxq.ir import hardware as hw
@@ -61,14 +62,15 @@ define internal i64 @total(ptr %data) alwaysinline {{
 """
 
 
-def emit_llvm(function: Function) -> str:
-    """The module's text for a function without tiles (after vectorisation)."""
-    return _Codegen(function).module()
+def emit_llvm(function: Function, debug: LineTable | None = None) -> str:
+    """The module's text for a function without tiles (after vectorisation), and if ``debug`` is
+    given with the source lines of instructions."""
+    return _Codegen(function, debug).module()
 
 
 class _Codegen:
-    def __init__(self, function: Function) -> None:
-        self.function = function
+    def __init__(self, function: Function, debug: LineTable | None) -> None:
+        self.function, self.debug = function, debug
         self.e = Emitter()
         self.allocas: list[str] = []
         self.grid: dict[str, str] = {}
@@ -79,8 +81,9 @@ class _Codegen:
         self.block(self.function.body)
         body = "\n".join(self.e.lines)
         begin, end = self._tile_configuration()
+        scope = " !dbg !2" if self.debug is not None else ""
         lines = [
-            "define internal void @range(ptr %data, i64 %lo, i64 %hi) noinline {",
+            f"define internal void @range(ptr %data, i64 %lo, i64 %hi) noinline{scope} {{",
             "entry:",
             *entry.lines,
             *self.allocas,
@@ -102,7 +105,8 @@ class _Codegen:
             "}",
         ]
         text = _ENTRY.format(name=self.function.name) + "\n" + "\n".join(lines) + "\n"
-        return text + "\n" + "\n".join(sorted(self.e.declarations)) + "\n"
+        text += "\n" + "\n".join(sorted(self.e.declarations)) + "\n"
+        return text if self.debug is None else text + self.debug.text(self.function.name)
 
     # --- the frame around a program -------------------------------------------------------
 
@@ -164,7 +168,10 @@ class _Codegen:
         for op in block.ops:
             if isinstance(op, ops.Yield):
                 return op.values
+            start = len(self.e.lines)
             self.op(op)
+            if self.debug is not None:
+                self.debug.mark(self.e.lines, start, op.loc)
         return ()
 
     def op(self, op: Op) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import linecache
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from amxq.errors import CompilationError
@@ -139,7 +140,23 @@ class Vectorizer:
                 place,
                 late=place is not None and tile.late,
             )
+        else:
+            prepare = self._placed(tile.prepare) if tile.prepare else None
+            tile = replace(tile, at=self._placed(tile.at), prepare=prepare)
         self.tiles[value] = tile
+
+    def _placed(self, compute: Callable[..., Any]) -> Callable[..., Any]:
+        """``compute``, for later; what it emits then still belongs to the source line at hand."""
+        loc = self.b.loc
+
+        def placed(*args: Any) -> Any:
+            before, self.b.loc = self.b.loc, loc
+            try:
+                return compute(*args)
+            finally:
+                self.b.loc = before
+
+        return placed
 
     def scratch(self, type_: TileType) -> Place:
         """Uninitialised memory for a tile, row-major."""

@@ -172,6 +172,18 @@ class CompiledKernel:
         module, machine = optimise(emit_llvm(replace(function, name=name)), self.target)
         return bytes(machine.emit_object(module))
 
+    def annotated(self) -> tuple[str, tuple[tuple[int, int], ...]]:
+        """The assembly with source lines and LLVM's comments, and the configured tiles."""
+        from amxq.codegen.compile import optimise
+        from amxq.codegen.debug import LineTable
+        from amxq.codegen.llvm import emit_llvm
+
+        with self._lock:
+            function = self.lowered(lambda name, f: None)
+        module, machine = optimise(emit_llvm(function, LineTable()), self.target)
+        machine.set_asm_verbosity(True)
+        return machine.emit_assembly(module), function.tiles
+
     def export(self, folder: str | Path, name: str | None = None) -> tuple[Path, Path]:
         """Writes the kernel as ``NAME.o`` and ``NAME.h``, to be called without Python.
 

@@ -120,8 +120,11 @@ def test_if_all_are_refused_the_error_says_why_for_each() -> None:
         kernel[(1,)](torch.zeros(4), 4)
 
 
-def test_without_timing_the_first_that_compiles_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AMXQ_AUTOTUNE", "0")
+@pytest.mark.parametrize("variable", [("AMXQ_AUTOTUNE", "0"), ("AMXQ_INTERPRET", "1")])
+def test_without_timing_the_first_that_compiles_is_taken(
+    monkeypatch: pytest.MonkeyPatch, variable: tuple[str, str]
+) -> None:
+    monkeypatch.setenv(*variable)
     monkeypatch.setattr(autotuner, "do_bench", None)
     x = torch.zeros(16)
     kernel = tuned(configs=[amxq.Config({"TIMES": 1, "BLOCK": -1}), *times(700, 10)])
