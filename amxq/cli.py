@@ -133,7 +133,7 @@ def _parser() -> argparse.ArgumentParser:
     explain = commands.add_parser(
         "explain",
         help="show what the compiler makes of an INT4 linear",
-        description="Show the machine code of an INT4 linear (bf16, symmetric), loop by loop. "
+        description="Show the machine code of a symmetric INT4 linear, loop by loop. "
         "Any target, on any machine.",
         allow_abbrev=False,
     )
@@ -141,6 +141,7 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("--n", type=_count, default=4096, help="outputs (default 4096)")
     explain.add_argument("--k", type=_count, default=4096, help="inputs (default 4096)")
     explain.add_argument("--group", type=_count, default=128, help="group size (default 128)")
+    explain.add_argument("--precision", choices=("bf16", "int8"), default="bf16")
     explain.add_argument("--target", default="amx", help="default amx")
     explain.set_defaults(run=_explain)
 
@@ -240,7 +241,8 @@ def _explain(arguments: argparse.Namespace) -> int:
     if arguments.k % group or group % 8:
         raise ArgumentError(f"--group {group}: expected a multiple of 8 that divides --k")
     target = check_name(arguments.target).name
-    planned = plan(arguments.m, arguments.k, arguments.n, group, target, bf16, False, None, bf16)
+    sizes = (arguments.m, arguments.k, arguments.n, group)
+    planned = plan(*sizes, target, bf16, False, None, bf16, arguments.precision)
     print(amxq.explain(planned.kernel))
     return 0
 
