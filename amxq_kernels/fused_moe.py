@@ -255,17 +255,20 @@ def expert_linear(
     N,
     K,
     group_size,
+    first_column,
+    columns,
     SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """y = weights · (x · Wᵀ) + bias for one block of rows and 32 columns.
+    """y = weights · (x · Wᵀ) + bias for one block of rows and 32 of the columns first_column, ….
 
     x: bf16 [SPLITS · M, K], one row for each assignment. The others as for gate_up, with
-    qweight … [E, N, K]. y: fp32 [M, N]. Grid: (panels of N, blocks).
+    qweight … [E, N, K]. y: fp32 [M, columns]; first_column is a multiple of 32. Grid: (panels of
+    ``columns`` columns, blocks).
     """
     expert, row, end, panel = block_of(blocks, first_block, BLOCK_M)
-    n = panel * 32
+    n = first_column + panel * 32
     w = expert_weight(qweight, scales, zeros, expert, N, K, group_size, BLOCK_K)
     acc = int4_product(x, w, sums, row, n, M, K, group_size, SPLITS, BLOCK_M, BLOCK_K)
     if weights is not None:
@@ -273,8 +276,8 @@ def expert_linear(
         factor = tl.load(weights + tl.load(slots + mine, mask=mine < end), mask=mine < end)
         acc *= factor[:, None]
     acc = add_bias(acc, bias, expert, n, N)
-    out = tl.make_tensor_descriptor(y, [end, N], [N, 1], [BLOCK_M, 32])
-    out.store([row, n], acc)
+    out = tl.make_tensor_descriptor(y, [end, columns], [columns, 1], [BLOCK_M, 32])
+    out.store([row, panel * 32], acc)
 
 
 @jit
@@ -310,11 +313,11 @@ def activate(
 
 
 @jit
-def combine(y, weights, rows, out, N, topk, factor, BLOCK: tl.constexpr):
+def combine(y, weights, rows, out, N, stride, topk, factor, BLOCK: tl.constexpr):
     """out[m] = factor · Σ_j weights[m, j] · y[rows[m, j]] in fp32; rows of -1 are left out.
 
-    y: fp32 [.., N]. weights: [M, topk], or None: all 1. rows: int32 [M, topk]. out: [M, N].
-    Grid: (N / BLOCK rounded up, M).
+    y: fp32 [.., N]. weights: [M, topk], or None: all 1. rows: int32 [M, topk]. out: N columns of
+    rows that are ``stride`` elements apart. Grid: (N / BLOCK rounded up, M).
     """
     n, m = tl.program_id(0) * BLOCK, tl.program_id(1)
     acc = tl.zeros((BLOCK,), tl.float32)
@@ -326,5 +329,5 @@ def combine(y, weights, rows, out, N, topk, factor, BLOCK: tl.constexpr):
             if weights is not None:
                 part *= tl.load(weights + i).to(tl.float32)
             acc += part
-    to = tl.make_tensor_descriptor(out + m.to(tl.int64) * N, [N], [1], [BLOCK])
+    to = tl.make_tensor_descriptor(out + m.to(tl.int64) * stride, [N], [1], [BLOCK])
     to.store([n], acc * factor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -10,6 +11,8 @@ from amxq.ops import expert_schedule as kernels
 from amxq.ops import schedule
 from amxq.ops.activations import bf16_parts, ordered_rows, permuted, split_count
 from amxq.ops.expert_checks import Activation, Sizes, wrong_id
+from amxq.ops.expert_schedule import Matrix
+from amxq.ops.schedule import PANEL
 from amxq.quantization.packed import PackedWeight
 
 
@@ -17,8 +20,8 @@ class Rows(NamedTuple):
     """Activations as the kernels take them.
 
     Attributes:
-        values: bf16 [splits · count + padding, K]: parts that add up to the activations. Blocks may
-            read, and never use, rows beyond the last.
+        values: bf16 [splits · number + padding, K]: parts that add up to the activations. Blocks
+            may read, and never use, rows beyond the last.
         number: how many rows there are.
     """
 
@@ -27,18 +30,13 @@ class Rows(NamedTuple):
 
 
 class ExpertLayer:
-    """The steps of a call, in order: ``sort``, ``first``, ``second``, ``combine``.
-
-    Attributes:
-        total: how many assignments contribute, known after ``sort``.
-    """
+    """The steps of a call, in order: ``sort``, ``first``, ``second``."""
 
     def __init__(self, target: str, sizes: Sizes, act: Activation, dtype: torch.dtype) -> None:
         self.target, self.sizes, self.act = target, sizes, act
         self.splits = split_count(dtype)
-        self.fused = not act.interleaved and sizes.inner % schedule.PANEL == 0
-        """Whether gate and up panels pair up, so that one program can activate them."""
-        self.total = 0
+        # whether gate and up panels pair up, so that one program can activate them
+        self.fused = not act.interleaved and sizes.inner % PANEL == 0
 
     def sort(self, topk_ids: torch.Tensor, expert_map: torch.Tensor | None) -> int:
         """Sort the assignments by expert; returns how many contribute.
@@ -51,28 +49,29 @@ class ExpertLayer:
         count, classes = ids.numel(), len(cut.sizes)
         mapped = None if expert_map is None else expert_map.to(torch.int32).contiguous()
         # one allocation: found, next_row, blocks, slots, tokens, rows
-        arrays = torch.empty(2 + 2 * classes + sizes.E + 7 * count, dtype=torch.int32)
-        found = arrays.data_ptr()
+        self._arrays = torch.empty(2 + 2 * classes + sizes.E + 7 * count, dtype=torch.int32)
+        found = self._arrays.data_ptr()
         next_row = found + 4 * (2 + classes)
         self._blocks = next_row + 4 * (sizes.E + classes)
         self._slots = self._blocks + 16 * count
         self._tokens = self._slots + 4 * count
         self._rows = self._tokens + 4 * count
-        kernel = kernels.sort_by_expert(self.target, ids.dtype, mapped is not None)
         args = [t.data_ptr() for t in (ids, mapped) if t is not None]
         args += (cut.class_of.data_ptr(), cut.sizes_tensor.data_ptr(), found, next_row)
         args += (self._blocks, self._slots, self._tokens, self._rows)
         args += (count, sizes.ids, sizes.E, sizes.topk, kernels.MOST_ROWS)
+        kernel = kernels.sort_by_expert(self.target, ids.dtype, mapped is not None)
         kernel.launch((1, 1, 1), args)
-        wrong, self.total, *blocks = arrays[: 2 + classes].tolist()
+        wrong, total, *blocks = self._arrays[: 2 + classes].tolist()
         if wrong:
             raise wrong_id(topk_ids, expert_map, sizes, wrong - 1)
-        self._arrays = arrays
+        self.total = int(total)
         self._launches: list[tuple[int, int, int]] = []  # rows of a block, first block, blocks
         first = 0
         for size, number in zip(cut.sizes, blocks, strict=True):
             if number:
                 self._launches.append((size, first, number))
+                self._padding = size - 1
             first += number
         # one row for each expert: x is read where it lies
         self._in_place = self.fused and blocks[0] == self.total
@@ -88,51 +87,52 @@ class ExpertLayer:
         """The activated product of x [M, H] with the first matrices, I columns; ``weights``, fp32
         [M, topk], multiply x."""
         act, inner = self.act, self.sizes.inner
-        rows = self._rows_of(x, w13.perm)
-        h = self._empty_rows(inner)
-        limits = (0.0 if act.limit is None else act.limit, act.alpha)
+        rows, h = self._rows_of(x, w13.perm), self._empty_rows(inner)
+        limited, limit = act.limit is not None, act.limit or 0.0
+        matrix, operands = self._operands(rows, w13, bias, weights)
         if not self.fused:
-            y = self._product(rows, w13, bias, weights)
-            kernel = kernels.activate(
-                self.target, act.interleaved, act.kind, act.limit is not None, self.splits
-            )
-            args: tuple[float, ...] = (y.data_ptr(), h.values.data_ptr(), self.total, inner)
-            kernel.launch((-(-inner // schedule.PANEL), self.total, 1), (*args, *limits))
+            y = torch.empty((self.total, 2 * inner), dtype=torch.float32)
+            self._product(y, rows, w13, matrix, operands, 0, 2 * inner)
+            kernel = kernels.activate(self.target, act.interleaved, act.kind, limited, self.splits)
+            data = (y.data_ptr(), h.values.data_ptr(), self.total, inner, limit, act.alpha)
+            kernel.launch((-(-inner // PANEL), self.total, 1), data)
             return h
-        block_k, sums = self._block_sums(rows, w13)
-        types = _types(w13, bias, weights)
-        operands = _pointers(rows.values, w13, sums, bias, weights)
+        arrays = h.values.data_ptr(), self._blocks, self._slots, self._tokens
+        numbers = rows.number, self.total, inner, self.sizes.H, matrix.group_size, limit, act.alpha
         for block_m, first, number in self._launches:
             kernel = kernels.gate_up(
-                self.target,
-                *types,
-                self._in_place,
-                act.kind,
-                act.limit is not None,
-                self.splits,
-                block_m,
-                block_k,
+                self.target, matrix, self._in_place, act.kind, limited, self.splits, block_m
             )
-            args = (*operands, h.values.data_ptr(), self._blocks, self._slots, self._tokens, first)
-            args += (rows.number, self.total, inner, self.sizes.H, w13.group_size)
-            kernel.launch((inner // schedule.PANEL, number, 1), (*args, *limits))
+            grid = inner // PANEL, number, 1
+            kernel.launch(grid, (*_pointers(operands), *arrays, first, *numbers))
         return h
 
-    def second(self, h: Rows, w2: PackedWeight, bias: torch.Tensor | None) -> torch.Tensor:
-        """The product with the second matrices: fp32 [total, H]."""
+    def second(
+        self,
+        h: Rows,
+        w2: PackedWeight,
+        bias: torch.Tensor | None,
+        weights: torch.Tensor | None,
+        factor: float,
+        out: torch.Tensor,
+    ) -> None:
+        """The product of h with the second matrices, added up over the experts of each token into
+        out [M, H]; ``weights`` [M, topk] multiply it."""
+        M, H = out.shape
         if w2.perm is not None:
             h = Rows(permuted(h.values, w2.perm), h.number)
-        return self._product(h, w2, bias, None)
-
-    def combine(
-        self, y: torch.Tensor, weights: torch.Tensor | None, factor: float, out: torch.Tensor
-    ) -> None:
-        """Write the weighted sum over the experts of each token to out [M, H]."""
-        M, H = out.shape
+        matrix, operands = self._operands(h, w2, bias, None)
         kernel = kernels.combine(self.target, None if weights is None else weights.dtype, out.dtype)
-        args = [t.data_ptr() for t in (y, weights) if t is not None]
-        args += (self._rows, out.data_ptr(), H, self.sizes.topk)
-        kernel.launch((-(-H // kernels.COMBINE_COLUMNS), M, 1), (*args, factor))
+        band = kernels.band_columns(self.total, H)
+        y = torch.empty((self.total, band), dtype=torch.float32)
+        for column in range(0, H, band):
+            columns = min(band, H - column)
+            self._product(y, h, w2, matrix, operands, column, columns)
+            pointers = _pointers((y, weights))
+            to = out.data_ptr() + column * out.element_size()
+            grid = -(-columns // kernels.COMBINE_COLUMNS), M, 1
+            data = (*pointers, self._rows, to, columns, H, self.sizes.topk, factor)
+            kernel.launch(grid, data)
 
     # --- parts --------------------------------------------------------------------------
 
@@ -151,56 +151,55 @@ class ExpertLayer:
         return rows
 
     def _empty_rows(self, columns: int) -> Rows:
-        padding = self._launches[-1][0] - 1
-        shape = self.splits * self.total + padding, columns
+        shape = self.splits * self.total + self._padding, columns
         return Rows(torch.empty(shape, dtype=torch.bfloat16), self.total)
 
-    def _product(
+    def _operands(
         self,
         rows: Rows,
         w: PackedWeight,
         bias: torch.Tensor | None,
         weights: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """The product of each row with its expert's matrix: fp32 [total, N]."""
-        N, K = w.out_features, rows.values.shape[1]
-        y = torch.empty((self.total, N), dtype=torch.float32)
-        block_k, sums = self._block_sums(rows, w)
-        types = _types(w, bias, weights)
-        operands = _pointers(rows.values, w, sums, bias, weights)
-        for block_m, first, number in self._launches:
-            kernel = kernels.expert_linear(self.target, *types, self.splits, block_m, block_k)
-            args = (*operands, y.data_ptr(), self._blocks, self._slots, first)
-            args += (rows.number, N, K, w.group_size)
-            kernel.launch((-(-N // schedule.PANEL), number, 1), args)
-        return y
-
-    def _block_sums(self, rows: Rows, w: PackedWeight) -> tuple[int, torch.Tensor | None]:
-        """The depth of a block of K, and the sums of blocks where zero points need them."""
-        block_k = schedule._block_k(w.group_size)
-        if w.zeros is None:
-            return block_k, None
-        K = rows.values.shape[1]
-        padding = self._launches[-1][0] - 1
-        sums = torch.empty((rows.number + padding, K // block_k), dtype=torch.float32)
-        kernel = schedule.block_sums(self.target, self.splits, block_k)
-        kernel.launch(
-            (rows.number, 1, 1), (rows.values.data_ptr(), sums.data_ptr(), rows.number, K)
+    ) -> tuple[Matrix, tuple[torch.Tensor | None, ...]]:
+        """What the matrix kernels begin with: its kind, and tensors, with sums of blocks of K where
+        zero points need them."""
+        matrix = Matrix(
+            w.scales.dtype,
+            w.zeros is not None,
+            None if bias is None else bias.dtype,
+            weights is not None,
+            w.group_size,
         )
-        return block_k, sums
+        sums = None
+        if matrix.zeros:
+            K, block_k = rows.values.shape[1], matrix.block_k
+            sums = torch.empty((rows.number + self._padding, K // block_k), dtype=torch.float32)
+            kernel = schedule.block_sums(self.target, self.splits, block_k)
+            data = rows.values.data_ptr(), sums.data_ptr(), rows.number, K
+            kernel.launch((rows.number, 1, 1), data)
+        return matrix, (rows.values, w.qweight, w.scales, w.zeros, sums, bias, weights)
+
+    def _product(
+        self,
+        y: torch.Tensor,
+        rows: Rows,
+        w: PackedWeight,
+        matrix: Matrix,
+        operands: Sequence[torch.Tensor | None],
+        column: int,
+        columns: int,
+    ) -> None:
+        """Writes columns of the product of each row with its expert's matrix, [total, columns],
+        to the beginning of y."""
+        N, K = w.out_features, rows.values.shape[1]
+        arrays = y.data_ptr(), self._blocks, self._slots
+        numbers = rows.number, N, K, matrix.group_size, column, columns
+        for block_m, first, number in self._launches:
+            kernel = kernels.expert_linear(self.target, matrix, self.splits, block_m)
+            grid = -(-columns // PANEL), number, 1
+            kernel.launch(grid, (*_pointers(operands), *arrays, first, *numbers))
 
 
-def _types(
-    w: PackedWeight, bias: torch.Tensor | None, weights: torch.Tensor | None
-) -> tuple[torch.dtype, bool, torch.dtype | None, bool]:
-    return (
-        w.scales.dtype,
-        w.zeros is not None,
-        None if bias is None else bias.dtype,
-        weights is not None,
-    )
-
-
-def _pointers(x: torch.Tensor, w: PackedWeight, *more: torch.Tensor | None) -> list[int]:
-    """Addresses in the order of the kernels' first parameters; what is absent is left out."""
-    return [t.data_ptr() for t in (x, w.qweight, w.scales, w.zeros, *more) if t is not None]
+def _pointers(tensors: Sequence[torch.Tensor | None]) -> list[int]:
+    """Addresses in the order of a kernel's parameters; what is absent is left out."""
+    return [t.data_ptr() for t in tensors if t is not None]

@@ -7,16 +7,21 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from amxq.ir.types import F32, I32, U8, PointerType, Type
+from amxq.ops import schedule
 from amxq.runtime.compiler import Launchable
 from amxq.runtime.jit import pointers
 
-MOST_ROWS = 64
+MOST_ROWS = 256
 """Experts with more rows are cut into blocks like experts with this many."""
+COMBINE_COLUMNS = 128
+BAND_BYTES = 8 << 20
+"""Second products of one band of columns: they stay in caches until they are added up, and in
+memory that the allocator keeps (fresh pages took 15 of 90 ms; Emerald Rapids, 2026-11-30)."""
 
 
 @dataclass(frozen=True)
@@ -39,15 +44,13 @@ def row_blocks(target: str) -> RowBlocks:
     """The classes of a target.
 
     Vector targets pay for every row of a block, so blocks have at most 8 rows, as full as possible.
-    On AMX dequantising outweighs some rows of padding: few sizes, all rows of an expert in one
-    block where they fit.
+    On AMX dequantising outweighs some rows of padding: few sizes, and few blocks for each expert.
     """
-    sizes = (1, 2, 4, 8, 16, 32, 64) if target == "amx" else tuple(range(1, 9))
+    sizes = (1, 2, 4, 8, 16, 32, 48, 64) if target == "amx" else tuple(range(1, 9))
 
     def size_of(rows: int) -> int:
-        if target == "amx":
-            return next(s for s in sizes if s >= rows)
-        return -(-rows // -(-rows // sizes[-1]))
+        evenly = -(-rows // -(-rows // sizes[-1]))
+        return next(size for size in sizes if size >= evenly)
 
     classes = [0, *(sizes.index(size_of(rows)) for rows in range(1, MOST_ROWS + 1))]
     return RowBlocks(
@@ -55,6 +58,33 @@ def row_blocks(target: str) -> RowBlocks:
         torch.tensor(classes, dtype=torch.int32),
         torch.tensor(sizes, dtype=torch.int32),
     )
+
+
+def band_columns(rows: int, columns: int) -> int:
+    """Columns of one band of the second products, a multiple of COMBINE_COLUMNS."""
+    bands = -(-rows * columns * 4 // BAND_BYTES)
+    return -(-columns // (bands * COMBINE_COLUMNS)) * COMBINE_COLUMNS
+
+
+class Matrix(NamedTuple):
+    """What a kernel has to know of a stack of matrices.
+
+    Attributes:
+        scales, zeros, bias: dtype of the scales, whether there are zero points, dtype of a bias.
+        weighted: whether the routing weights multiply the product.
+        group_size: elements of K that share a scale.
+    """
+
+    scales: torch.dtype
+    zeros: bool
+    bias: torch.dtype | None
+    weighted: bool
+    group_size: int
+
+    @property
+    def block_k(self) -> int:
+        """Depth of a block of K."""
+        return schedule.block_depth(self.group_size)
 
 
 @functools.cache
@@ -75,16 +105,12 @@ def sort_by_expert(target: str, ids: torch.dtype, mapped: bool) -> Launchable:
 @functools.cache
 def gate_up(
     target: str,
-    scales: torch.dtype,
-    zeros: bool,
-    bias: torch.dtype | None,
-    weighted: bool,
+    matrix: Matrix,
     in_place: bool,
     activation: str,
     limited: bool,
     splits: int,
     block_m: int,
-    block_k: int,
 ) -> Launchable:
     """The first matrices of experts with their activation."""
     from amxq_kernels.fused_moe import gate_up as kernel
@@ -95,9 +121,9 @@ def gate_up(
         "LIMITED": limited,
         "SPLITS": splits,
         "BLOCK_M": block_m,
-        "BLOCK_K": block_k,
+        "BLOCK_K": matrix.block_k,
     }
-    types = _weight_types(constants, scales, zeros, bias, weighted)
+    types = _operand_types(constants, matrix)
     types["h"] = pointers()[torch.bfloat16]
     types |= dict.fromkeys(("blocks", "slots", "tokens"), pointers()[torch.int32])
     types |= dict.fromkeys(("first_block", "M", "total", "N", "K", "group_size"), I32)
@@ -106,24 +132,16 @@ def gate_up(
 
 
 @functools.cache
-def expert_linear(
-    target: str,
-    scales: torch.dtype,
-    zeros: bool,
-    bias: torch.dtype | None,
-    weighted: bool,
-    splits: int,
-    block_m: int,
-    block_k: int,
-) -> Launchable:
+def expert_linear(target: str, matrix: Matrix, splits: int, block_m: int) -> Launchable:
     """One matrix of experts."""
     from amxq_kernels.fused_moe import expert_linear as kernel
 
-    constants: dict[str, Any] = {"SPLITS": splits, "BLOCK_M": block_m, "BLOCK_K": block_k}
-    types = _weight_types(constants, scales, zeros, bias, weighted)
+    constants: dict[str, Any] = {"SPLITS": splits, "BLOCK_M": block_m, "BLOCK_K": matrix.block_k}
+    types = _operand_types(constants, matrix)
     types["y"] = pointers()[torch.float32]
     types |= dict.fromkeys(("blocks", "slots"), pointers()[torch.int32])
-    types |= dict.fromkeys(("first_block", "M", "N", "K", "group_size"), I32)
+    numbers = ("first_block", "M", "N", "K", "group_size", "first_column", "columns")
+    types |= dict.fromkeys(numbers, I32)
     return kernel.compile(types, constants, target)
 
 
@@ -146,9 +164,6 @@ def activate(
     return kernel.compile(types, constants, target)
 
 
-COMBINE_COLUMNS = 128
-
-
 @functools.cache
 def combine(target: str, weights: torch.dtype | None, out: torch.dtype) -> Launchable:
     """The weighted sum over the experts of a token."""
@@ -158,31 +173,26 @@ def combine(target: str, weights: torch.dtype | None, out: torch.dtype) -> Launc
     types: dict[str, Type] = {"y": table[torch.float32]}
     constants: dict[str, Any] = {"BLOCK": COMBINE_COLUMNS}
     _optional(types, constants, weights=weights)
-    types |= {"rows": table[torch.int32], "out": table[out], "N": I32, "topk": I32, "factor": F32}
+    types |= {"rows": table[torch.int32], "out": table[out]}
+    types |= {"N": I32, "stride": I32, "topk": I32, "factor": F32}
     return kernel.compile(types, constants, target)
 
 
-def _weight_types(
-    constants: dict[str, Any],
-    scales: torch.dtype,
-    zeros: bool,
-    bias: torch.dtype | None,
-    weighted: bool,
-) -> dict[str, Type]:
+def _operand_types(constants: dict[str, Any], matrix: Matrix) -> dict[str, Type]:
     """The arguments that both matrix kernels begin with; absent ones become constants."""
     table = pointers()
     types: dict[str, Type] = {
         "x": table[torch.bfloat16],
         "qweight": PointerType(U8),
-        "scales": table[scales],
+        "scales": table[matrix.scales],
     }
     _optional(
         types,
         constants,
-        zeros=torch.uint8 if zeros else None,
-        sums=torch.float32 if zeros else None,
-        bias=bias,
-        weights=torch.float32 if weighted else None,
+        zeros=torch.uint8 if matrix.zeros else None,
+        sums=torch.float32 if matrix.zeros else None,
+        bias=matrix.bias,
+        weights=torch.float32 if matrix.weighted else None,
     )
     return types
 

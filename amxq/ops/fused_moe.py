@@ -164,10 +164,10 @@ def _cpu(
         return out.zero_()
     weights = topk_weights.contiguous()
     on_input = weights.float() if apply_router_weight_on_input else None
-    h = layer.first(x, w13, _plain(w13_bias), on_input)
-    y = layer.second(h, w2, _plain(w2_bias))
+    on_output = None if apply_router_weight_on_input else weights
     factor = 1.0 if routed_scaling_factor is None else routed_scaling_factor
-    layer.combine(y, None if apply_router_weight_on_input else weights, factor, out)
+    h = layer.first(x, w13, _plain(w13_bias), on_input)
+    layer.second(h, w2, _plain(w2_bias), on_output, factor, out)
     return out
 
 

@@ -58,7 +58,7 @@ def plan(
 ) -> Plan:
     """The plan for x [M, K] and a weight [N, K] with a scale per ``group`` of K; K is padded to
     whole groups. ``y`` is the dtype of x and of the result."""
-    block_m, block_k, splits = _block_m(M, target, zeros), _block_k(group), split_count(y)
+    block_m, block_k, splits = _block_m(M, target, zeros), block_depth(group), split_count(y)
     grid = _grid(M, K, N, block_m)
     if precision == "int8":
         kernel = int4_linear_int8(target, scales, zeros, bias, y, block_m, block_k)
@@ -90,7 +90,8 @@ def _block_m(M: int, target: str, zeros: bool) -> int:
     return -(-M // -(-M // 8))  # at most 8 rows, all blocks as full as possible
 
 
-def _block_k(group: int) -> int:
+@functools.cache
+def block_depth(group: int) -> int:
     """The largest divisor of the group up to MAX_BLOCK_K, whole AMX tiles (32) preferred."""
     divisors = [d for d in range(8, min(group, MAX_BLOCK_K) + 1, 8) if group % d == 0]
     return max(divisors, key=lambda d: (d % 32 == 0, d))
