@@ -86,5 +86,9 @@ class CompilationError(AmxqError):
         return text
 
 
+class TileIRError(CompilationError):
+    """A text is not tile-IR."""
+
+
 class OutOfBoundsError(CompilationError, IndexError):
     """A kernel on the interpreter reads or writes outside of a tensor."""

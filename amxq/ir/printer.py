@@ -1,14 +1,8 @@
-"""Tile-IR as text, at any stage.
-
-    function ::= "func @" name "(" param ("," param)* ")" [tiles] "{" op* "}"
-    op       ::= [result ("," result)* "="] name operand* [":" type ("," type)*] [region+]
-    operand  ::= value | field "=" (value | "(" value* ")" | attribute)
-    region   ::= "{" ["^(" value ":" type … ")"] op* "}"
-
-Element-wise operations print by kind with positional operands: ``%5 = mul %3, %4 : i32``.
-"""
+"""Tile-IR as text, at any stage; the grammar is in :mod:`amxq.ir.parser`."""
 
 from __future__ import annotations
+
+import json
 
 from amxq.ir import ops
 from amxq.ir.ops import Block, Function, Op, Value
@@ -78,4 +72,6 @@ class _Printer:
             return self.name(value)
         if isinstance(value, tuple):
             return "(" + ", ".join(self.field(v) for v in value) + ")"
+        if isinstance(value, str) and not value.isidentifier():
+            return json.dumps(value)
         return str(value)

@@ -36,7 +36,10 @@ def _verify_block(block: Block, outer: set[Value], function: Function, stage: st
         for region in ops.regions(op):
             _verify_block(region, seen, function, stage)
         rule = RULES.get(type(op))
-        problem = rule(op) if rule else "there is no rule for this operation"
+        try:
+            problem = rule(op) if rule else "there is no rule for this operation"
+        except (AssertionError, AttributeError, IndexError, TypeError, ValueError):
+            problem = "it lacks a result, an operand or an argument of a region"
         if problem is None and isinstance(op, hw.TILE_OPS):
             problem = _tiles(op, function.tiles)
         if problem:

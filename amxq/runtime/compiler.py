@@ -155,6 +155,7 @@ class CompiledKernel:
                 function = self.lowered(lambda name, f: texts.update({name: print_function(f)}))
                 module, machine = optimise(emit_llvm(function), self.target)
                 self._built = {
+                    "passes": texts,
                     "tir": "\n".join(f"// after {name}\n{text}" for name, text in texts.items()),
                     "llir": str(module),
                     "asm": machine.emit_assembly(module),
@@ -207,12 +208,18 @@ class CompiledKernel:
         return export(self, folder, name)
 
     @staticmethod
-    def _dump(folder: Path, stages: dict[str, Any]) -> None:
+    def _dump(folder: Path, built: dict[str, Any]) -> None:
+        """``0_front_end.tir``, ``1_simplify.tir``, …, a file a pass, then what LLVM made of it."""
+        files = {
+            f"{i}_{name.replace(' ', '_')}.tir": text
+            for i, (name, text) in enumerate(built["passes"].items())
+        }
+        files |= {f"kernel.{stage}": built[stage] for stage in ("llir", "asm", "obj")}
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            for name, content in stages.items():
+            for name, content in files.items():
                 data = content if isinstance(content, bytes) else content.encode()
-                (folder / f"kernel.{name}").write_bytes(data)
+                (folder / name).write_bytes(data)
         except OSError as problem:
             raise SettingError(f"{knobs.KERNEL_DUMP.name}: cannot write there: {problem}") from None
 

@@ -8,6 +8,9 @@ import pytest
 import torch
 
 from amxq import knobs
+from amxq.ir.ops import Function
+from amxq.ir.parser import parse_function
+from amxq.ir.printer import print_function
 from amxq.runtime.targets import TABLE, available_targets, target
 
 
@@ -18,7 +21,16 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("AMXQ_CACHE_DIR", str(tmp_path_factory.mktemp("objects")))
         patch.delenv("AMXQ_KERNEL_DUMP", raising=False)
         patch.delenv("AMXQ_ALWAYS_COMPILE", raising=False)
+        patch.setattr("amxq.runtime.compiler.print_function", _print_and_parse)
         yield
+
+
+def _print_and_parse(function: Function) -> str:
+    """Checks for every kernel, at every stage, that the printed text parses to the same."""
+    text = print_function(function)
+    if len(text) < 200_000:  # the largest ones take seconds
+        assert print_function(parse_function(text)) == text
+    return text
 
 
 @pytest.fixture(autouse=True)

@@ -13,6 +13,8 @@ import torch
 
 import amxq
 import amxq.language as tl
+from amxq.ir.parser import parse_function
+from amxq.ir.printer import print_function
 from amxq.runtime.cache import ObjectCache
 from amxq.runtime.loader import DamagedObject, load
 
@@ -99,8 +101,13 @@ def test_what_fresh_processes_compile(script: Path, tmp_path: Path) -> None:
     assert len(kernels) == 2
     for kernel in kernels:
         assert kernel.name.startswith("add_one-avx2-")
-        assert {p.suffix for p in kernel.iterdir()} == {".tir", ".llir", ".asm", ".obj"}
-        assert "// after vectorize" in (kernel / "kernel.tir").read_text()
+        *passes, asm, llir, obj = sorted(p.name for p in kernel.iterdir())
+        assert [asm, llir, obj] == ["kernel.asm", "kernel.llir", "kernel.obj"]
+        assert [int(p.split("_")[0]) for p in passes] == list(range(len(passes)))
+        assert passes[:2] == ["0_front_end.tir", "1_simplify.tir"]
+        texts = [(kernel / name).read_text() for name in passes]
+        assert "tile<" in texts[0] and "tile<" not in texts[-1]
+        assert all(print_function(parse_function(text)) == text for text in texts)
         assert (kernel / "kernel.obj").read_bytes().startswith(b"\x7fELF")
 
 
