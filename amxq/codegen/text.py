@@ -82,12 +82,12 @@ def suffix(type_: Type) -> str:
     return f"v{type_.lanes}{name}" if isinstance(type_, VectorType) else name
 
 
-def splat_of(number: int, type_: Type) -> str:
-    """An integer in every lane, as a literal."""
+def splat_of(number: int | float, type_: Type) -> str:
+    """A number in every lane, as a literal."""
+    one = literal(number, scalar_of(type_))
     if not isinstance(type_, VectorType):
-        return str(number)
-    one = f"{llvm_type(type_.element)} {number}"
-    return f"<{', '.join([one] * type_.lanes)}>"
+        return one
+    return f"<{', '.join([f'{llvm_type(type_.element)} {one}'] * type_.lanes)}>"
 
 
 def zero(type_: Type) -> str:

@@ -158,9 +158,7 @@ class Emitter(MemoryText):
             name = "fpext" if to.bits > source.bits else "fptrunc"
             return self.line(f"{name} {text} {a} to {target}")
         if source.is_float:
-            name = "fptosi" if to.is_signed else "fptoui"
-            types = f"{suffix(with_element(from_, to))}.{suffix(from_)}"
-            return self.call(f"llvm.{name}.sat.{types}", target, [(text, a)])
+            return self._to_int(a, from_, to)
         if to.is_float:
             name = "sitofp" if source.is_signed else "uitofp"
             return self.line(f"{name} {text} {a} to {target}")
@@ -168,6 +166,22 @@ class Emitter(MemoryText):
             return a
         name = "trunc" if to.bits < source.bits else ("sext" if source.is_signed else "zext")
         return self.line(f"{name} {text} {a} to {target}")
+
+    def _to_int(self, a: str, from_: Type, to: DType) -> str:
+        """Truncated; the nearest integer where ``to`` ends, 0 for NaN. As llvm.fptosi.sat, which
+        takes vectors apart."""
+        wide = with_element(from_, to if to.bits >= 32 else I32)
+        high = (1 << to.bits - to.is_signed) - 1
+        low = -high - 1 if to.is_signed else 0
+        text, target, bools = (llvm_type(x) for x in (from_, wide, with_element(from_, I1)))
+        name = "fptosi" if scalar_of(wide).is_signed else "fptoui"
+        number = self.line(f"{name} {text} {a} to {target}")  # poison outside, and not selected
+        for kind, bound, instead in (("oge", high + 1, high), ("olt", low, low), ("uno", 0, 0)):
+            edge = splat_of(float(bound), from_)
+            outside = self.line(f"fcmp {kind} {text} {a}, {edge}")
+            other = f"{target} {splat_of(instead, wide)}"
+            number = self.line(f"select {bools} {outside}, {other}, {target} {number}")
+        return self.convert(number, wide, to)
 
     def _to_bf16(self, a: str, type_: Type) -> str:
         """Round to nearest even in integer arithmetic: the same bits on every target, denormals
