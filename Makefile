@@ -1,4 +1,5 @@
-# make demo | test | test-emulated | lint | bench | clean: each from a fresh clone, needing only Python >= 3.10.
+# make demo | test | test-emulated | amx-rig | lint | bench | clean: each from a fresh clone, needing
+# only Python >= 3.10.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -6,7 +7,7 @@ DEMO_TOKENS ?= 96
 DEMO_TARGET ?= auto
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test test-emulated lint bench clean
+.PHONY: demo test test-emulated amx-rig lint bench clean
 
 demo: $(VENV)/.ready
 	$(BIN)/python docs/demo/demo.py --target $(DEMO_TARGET) --max-new-tokens $(DEMO_TOKENS)
@@ -19,6 +20,10 @@ test-emulated: $(VENV)/.ready
 	$(BIN)/python -m pytest -q -p tests.without_amx tests/amx tests/ops \
 		tests/compiler/test_language_dot.py tests/compiler/test_tile_registers.py \
 		--ignore tests/ops/test_linear_errors.py --ignore tests/ops/test_linear_torch.py
+
+# AMX code on a Xeon in software that nobody here wrote; needs ../shared/amx-rig (docs/amx.md).
+amx-rig: $(VENV)/.ready
+	$(BIN)/python -m pytest -q -m amx_rig -rs tests/rig
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .

@@ -95,6 +95,14 @@ def test_fork_keeps_the_configuration_and_clears_the_tiles() -> None:
     assert child.result("process.forked") == {"child": [1, 1, 1], "parent": True}
 
 
+def test_exec_ends_it() -> None:
+    assert child.result("process.replaced") == [False, 0, True]
+
+
+def test_an_alternate_signal_stack_may_be_small() -> None:
+    assert child.result("process.small_signal_stack") in (True, None)
+
+
 def test_a_new_thread_starts_without_configuration() -> None:
     assert child.result("process.ended_thread") == [True, True]
 

@@ -7,6 +7,7 @@ import faulthandler
 import logging
 import os
 import signal
+import sys
 import threading
 from typing import Any
 
@@ -238,6 +239,31 @@ def forked() -> dict[str, Any]:
     fault = probe.run(_store(0), _MAIN)
     kept = fault is None and (place.high[0x8000:0x8400] == place.high[0x1000:0x1400]).all()
     return {"child": list(os.read(read, 3)), "parent": bool(kept)}
+
+
+def replaced() -> None:
+    """exec: the new program starts without the emulator, and can install its own."""
+    emulator.install()
+    os.execv(sys.executable, [sys.executable, "-m", "emulator_lab.child", "process.fresh", "[]"])
+
+
+def fresh() -> list[Any]:
+    """Installed at the start, SIGILL's default action, a tile instruction after install()."""
+    state = [emulator.is_installed(), signals.current_action().handler]
+    place, probe = _arena(), Probe()
+    emulator.install()
+    probe.run(_load_config() + _load(0) + _store(0), _MAIN)
+    return [*state, bool((place.high[0x8000:0x8400] == place.high[0x1000:0x1400]).all())]
+
+
+def small_signal_stack() -> bool | None:
+    """The handler runs on the program's stack: the smallest alternate one that Linux takes does
+    not matter. None if Linux takes no small one."""
+    memory = ctypes.create_string_buffer(4096)
+    stack = (ctypes.c_uint64 * 3)(ctypes.addressof(memory), 0, 2048)  # ss_sp, ss_flags, ss_size
+    if libc.sigaltstack(ctypes.byref(stack), None):
+        return None
+    return bool(fresh()[-1])
 
 
 def ended_thread() -> list[bool]:
