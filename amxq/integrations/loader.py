@@ -26,7 +26,7 @@ from amxq.quantization.checkpoint import Checkpoint
 from amxq.quantization.files import did_you_mean
 from amxq.quantization.names import some
 from amxq.quantization.scheme import LayerScheme, is_expert_name
-from amxq.runtime import openmp, targets
+from amxq.runtime import targets
 
 _log = logging.getLogger(__name__)
 
@@ -84,10 +84,10 @@ def _load(folder: Path, dtype: torch.dtype, allow_nonfinite: bool) -> tuple[Any,
     layers = checkpoint.quantized_layers()
     for name, scheme in layers.items():
         _guard(checkpoint, name, scheme)
-    with ThreadPoolExecutor(1) as pool:  # files are read while Python builds the model
-        verified = pool.submit(checkpoint.verify)
+    with ThreadPoolExecutor(1) as pool:  # memory is made ready while Python builds the model
+        prepared = pool.submit(checkpoint.prepare)
         model = skeleton.empty_model(folder, dtype, len(checkpoint.files))
-        verified.result()
+        prepared.result()
     names = skeleton.Names(model)
     biased = _replace_layers(model, checkpoint, {names.layer(name): name for name in layers})
     _assign_plain(model, checkpoint, names, biased)
@@ -119,9 +119,9 @@ def _replace_layers(model: Any, checkpoint: Checkpoint, quantised: dict[str, str
     modules = dict(model.named_modules())
     sizes = _sizes_of_replaceable(model, modules, quantised)
     biased = {name for name in quantised if modules[name].bias is not None}
-    with Progress("loading", len(quantised)) as progress, _threads() as pool:
-        loaded = pool.map(checkpoint.load_layer, quantised.values())
-        for (name, stored), packed in zip(quantised.items(), loaded, strict=True):
+    loaded = checkpoint.load_layers(quantised.values())
+    with Progress("loading", len(quantised)) as progress:
+        for name, (stored, packed) in zip(quantised, loaded, strict=True):
             if (packed.out_features, packed.in_features) != sizes[name]:
                 raise CheckpointError(
                     f"layer {stored!r} is [{packed.out_features}, {packed.in_features}] in the "
@@ -132,11 +132,6 @@ def _replace_layers(model: Any, checkpoint: Checkpoint, quantised: dict[str, str
             setattr(modules[parent], attribute, Int4Linear.from_packed(packed))
             progress.step(name)
     return biased
-
-
-def _threads() -> ThreadPoolExecutor:
-    """As many threads as torch uses here, each of which works alone."""
-    return ThreadPoolExecutor(openmp.max_threads(), initializer=openmp.use_one_thread)
 
 
 def _sizes_of_replaceable(

@@ -12,8 +12,9 @@ import torch
 
 from amxq.errors import CheckpointError, QuantizationConfigError
 from amxq.quantization import unpack
+from amxq.quantization.inputs import Inputs, validate
 from amxq.quantization.packed import PackedWeight
-from amxq.quantization.packing import Format, pack
+from amxq.quantization.packing import Format, pack_all
 from amxq.quantization.scheme import LayerScheme, is_lm_head_name
 
 logger = logging.getLogger(__name__)
@@ -49,19 +50,23 @@ class LayerMethod:
         Raises:
             CheckpointError: the tensors do not fit each other or the format; the layer is named.
         """
+        return pack_all([self.checked(qweight, scales, qzeros, g_idx, allow_nonfinite)])[0]
+
+    def checked(
+        self,
+        qweight: torch.Tensor,
+        scales: torch.Tensor,
+        qzeros: torch.Tensor | None,
+        g_idx: torch.Tensor | None,
+        allow_nonfinite: bool,
+    ) -> Inputs:
+        """The same tensors, checked and ready to be packed. Raises as :meth:`build`."""
         format = self.true_format(qzeros, scales.shape[-1]) if scales.dim() else self.format
         if format != self.format:
             self.config.warn_mislabelled_once(self.prefix, stored=7 if format == "gptq" else 8)
+        group = self.scheme.group_size
         try:
-            return pack(
-                qweight,
-                scales,
-                qzeros,
-                format=format,
-                group_size=self.scheme.group_size,
-                g_idx=g_idx,
-                allow_nonfinite=allow_nonfinite,
-            )
+            return validate(qweight, scales, qzeros, format, group, g_idx, allow_nonfinite)
         except (ValueError, TypeError) as error:
             raise CheckpointError(f"layer {self.prefix!r}: {error}") from error
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import Any
 
@@ -19,17 +20,22 @@ from amxq.errors import CheckpointError, QuantizationConfigError
 from amxq.quantization.base import LayerMethod, QuantizationConfig, check_bits
 from amxq.quantization.detect import load_quantization_config, read_json
 from amxq.quantization.files import TensorFiles, did_you_mean
-from amxq.quantization.inputs import is_finite
+from amxq.quantization.inputs import Inputs, is_finite
 from amxq.quantization.names import some
-from amxq.quantization.packed import PackedWeight
-from amxq.quantization.packing import Format
+from amxq.quantization.packed import SCALE_DTYPES, PackedWeight
+from amxq.quantization.packing import Format, pack_all
 from amxq.quantization.scheme import UNQUANTIZED, LayerScheme
 from amxq.quantization.stored import Parts, StoredLayer, stored_layer, stored_parts
+from amxq.runtime import memory
 
 logger = logging.getLogger(__name__)
 
 # Last names of what has a matrix but multiplies nothing: embeddings and norms.
 _NO_LAYER = re.compile("embed|norm|^wte$|^wpe$")
+
+
+# So much of the files is packed at once: enough for all threads, little beside a model.
+_BATCH_BYTES = 24 << 20
 
 
 class Checkpoint:
@@ -98,12 +104,13 @@ class Checkpoint:
             packed.update((*layer.tensor_names(), f"{prefix}.weight"))
         return [name for name in self.files if name not in packed]
 
-    def verify(self) -> None:
-        """Compare all files with their checksums; checkpoints that are not packed have none.
+    def prepare(self) -> None:
+        """Do what loading all layers needs and does without Python's lock, for another thread.
 
         Raises:
-            CheckpointError: a file has changed.
+            CheckpointError: a file has not the checksums that it was packed with.
         """
+        memory.prepare(sum(layer.packed_bytes for layer in self._layers.values()))
 
     def read(self, name: str) -> torch.Tensor:
         """One tensor as it is stored, mapped from its file.
@@ -142,14 +149,32 @@ class Checkpoint:
             CheckpointError: no such layer, or its tensors are damaged.
             QuantizationConfigError: it is not 4-bit, or its settings are not supported.
         """
+        return pack_all([self._checked(prefix)])[0]
+
+    def load_layers(self, prefixes: Iterable[str]) -> Iterator[tuple[str, PackedWeight]]:
+        """Many quantised layers with their names, packed in batches, in the order given.
+
+        Raises as :meth:`load_layer`.
+        """
+        batch: dict[str, Inputs] = {}
+        size = 0
+        for prefix in prefixes:
+            batch[prefix] = self._checked(prefix)
+            size += batch[prefix].qweight.nbytes
+            if size >= _BATCH_BYTES:
+                yield from zip(batch, pack_all(list(batch.values())), strict=True)
+                batch, size = {}, 0
+        yield from zip(batch, pack_all(list(batch.values())), strict=True)
+
+    def _checked(self, prefix: str) -> Inputs:
         layer = self.stored(prefix)
         self._check_servable(layer)
         qweight, scales, zeros, g_idx = layer.read(self.files)
-        if scales.is_floating_point() and scales.numel() and not is_finite(scales):
+        if scales.dtype in SCALE_DTYPES and not is_finite(scales):
             if not self.allow_nonfinite:
                 raise self._nonfinite()
             logger.warning("layer %r has scales that are NaN or infinite", prefix)
-        return layer.method.build(qweight, scales, zeros, g_idx, allow_nonfinite=True)
+        return layer.method.checked(qweight, scales, zeros, g_idx, allow_nonfinite=True)
 
     def _check_servable(self, layer: StoredLayer) -> None:
         prefix = layer.prefix
@@ -164,7 +189,7 @@ class Checkpoint:
         bad = []
         for prefix, layer in self._layers.items():
             scales = self.files.lend(f"{prefix}.{layer.parts.scales}")
-            if scales.is_floating_point() and scales.numel() and not is_finite(scales):
+            if scales.dtype in SCALE_DTYPES and not is_finite(scales):
                 bad.append(prefix)
         return CheckpointError(
             f"{len(bad)} of {len(self._layers)} layers have scales that are NaN or infinite: "

@@ -21,7 +21,7 @@ from amxq.quantization.checkpoint import Checkpoint
 from amxq.quantization.detect import from_block, read_block
 from amxq.quantization.files import TensorFiles
 from amxq.quantization.names import some
-from amxq.quantization.packed import BLOCK, PANEL
+from amxq.quantization.packed import BLOCK
 from amxq.quantization.scheme import is_expert_name
 from amxq.quantization.stored import COMPRESSED, GPTQ, StoredLayer
 from amxq.runtime import targets
@@ -225,8 +225,8 @@ def _packed_bytes(files: TensorFiles, layer: StoredLayer, order: bool) -> int:
     group = rows if scheme.group_size == -1 else math.gcd(scheme.group_size, rows)
     scales = f"{layer.prefix}.{layer.parts.scales}"
     width = files.nbytes(scales) // math.prod(files.shape(scales)) + (not scheme.sym)
-    size = PANEL * -(-N // PANEL) * rows // 2 + N * (rows // group) * width
-    return size * (layer.experts or 1) + (4 * K if order or K != rows else 0)
+    scale_bytes = N * (rows // group) * width * (layer.experts or 1)
+    return layer.packed_bytes + scale_bytes + (4 * K if order or K != rows else 0)
 
 
 def _unknown_rows(files: TensorFiles) -> Iterator[tuple[LayerRow, list[str]]]:

@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -176,7 +176,11 @@ class PackedCheckpoint(Checkpoint):
             raise CheckpointError(f"layer {prefix!r} is damaged ({error}); {_AGAIN}") from None
         return packed
 
-    def verify(self) -> None:
+    def load_layers(self, prefixes: Iterable[str]) -> Iterator[tuple[str, PackedWeight]]:
+        """Many layers with their names, mapped. Raises as :meth:`load_layer`."""
+        return ((prefix, self.load_layer(prefix)) for prefix in prefixes)
+
+    def prepare(self) -> None:
         """Compare all files with the checksums that they were packed with.
 
         Raises:
@@ -296,8 +300,7 @@ def _tensors(
     source: Checkpoint, on_layer: Callable[[str], None] | None
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """All tensors of the packed form, one layer at a time."""
-    for prefix in source.quantized_layers():
-        packed = source.load_layer(prefix)
+    for prefix, packed in source.load_layers(source.quantized_layers()):
         for part, tensor in zip(_PARTS[:4], packed, strict=True):
             if tensor is not None:
                 yield f"{prefix}.{part}", tensor

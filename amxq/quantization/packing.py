@@ -9,6 +9,7 @@ AWQ words are brought into it by kernels (amxq_kernels/packing.py), plain input 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -65,18 +66,28 @@ def pack(
             whose groups have unequal sizes; an unknown format.
     """
     given = inputs.validate(qweight, scales, zeros, format, group_size, g_idx, allow_nonfinite)
-    plain = given.format == "plain"
-    scale_rows = given.scales.transpose(-1, -2) if plain else given.scales
-    zero_rows = _zero_points(given)
-    perm = given.order
-    if perm is None and given.K % BLOCK:
-        perm = torch.arange(given.K)
-    return PackedWeight(
-        _qweight(given),
-        _panel_order(_regroup(scale_rows, given)),
-        None if zero_rows is None else _panel_order(_regroup(zero_rows, given)),
-        None if perm is None else perm.to(torch.int32),
-    )
+    return pack_all([given])[0]
+
+
+def pack_all(batch: Sequence[Inputs]) -> list[PackedWeight]:
+    """Pack many weights; those of one format and size are packed together."""
+    packed = []
+    for given, qweight in zip(batch, _qweights(batch), strict=True):
+        plain = given.format == "plain"
+        scale_rows = given.scales.transpose(-1, -2) if plain else given.scales
+        zero_rows = _zero_points(given)
+        perm = given.order
+        if perm is None and given.K % BLOCK:
+            perm = torch.arange(given.K)
+        packed.append(
+            PackedWeight(
+                qweight,
+                _panel_order(_regroup(scale_rows, given)),
+                None if zero_rows is None else _panel_order(_regroup(zero_rows, given)),
+                None if perm is None else perm.to(torch.int32),
+            )
+        )
+    return packed
 
 
 def dequantize(w: PackedWeight) -> torch.Tensor:
@@ -215,18 +226,39 @@ def _panel_order(rows: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def _qweight(given: Inputs) -> torch.Tensor:
-    """uint8 [..., P, K8, 2, 64]."""
-    lead, panels = given.qweight.shape[:-2], -(-given.N // PANEL)
-    packed = memory.empty((*lead, panels, given.blocks, PANEL), torch.int32)
-    if given.format != "plain" and given.order is None and given.K % BLOCK == 0:
-        kernel = kernels.pack_awq if given.format == "awq" else kernels.pack_gptq
-        grid = (panels, -(-given.blocks // _ROWS), *lead)
-        words = given.qweight.contiguous()
-        kernel[grid](words, packed, given.blocks, given.N, BLOCK=_ROWS, PAD=_PAD_WORD)
-    else:
-        _fill(packed, _words(given))
-    return packed.view(torch.uint8).view(*packed.shape[:-1], 2, 64)
+def _qweights(batch: Sequence[Inputs]) -> list[torch.Tensor]:
+    """uint8 [..., P, K8, 2, 64] of each."""
+    out = []
+    alike: dict[tuple[bool, int, int, int], list[tuple[torch.Tensor, torch.Tensor]]] = {}
+    for given in batch:
+        lead = given.qweight.shape[:-2]
+        packed = memory.empty((*lead, -(-given.N // PANEL), given.blocks, PANEL), torch.int32)
+        if given.format != "plain" and given.order is None and given.K % BLOCK == 0:
+            key = given.format == "awq", given.blocks, given.N, math.prod(lead)
+            alike.setdefault(key, []).append((given.qweight.contiguous(), packed))
+        else:
+            _fill(packed, _words(given))
+        out.append(packed.view(torch.uint8).view(*packed.shape[:-1], 2, 64))
+    for (awq, blocks, N, experts), pairs in alike.items():
+        kernel = kernels.pack_awq if awq else kernels.pack_gptq
+        words, into = zip(*pairs, strict=True)
+        sources, targets = _begins(words, experts), _begins(into, experts)
+        grid = -(-N // PANEL), -(-blocks // _ROWS), len(sources)
+        arguments = words[0], sources, into[0], targets, blocks, N
+        kernel[grid](*arguments, BLOCK=_ROWS, PAD=_PAD_WORD)
+    return out
+
+
+def _begins(tensors: Sequence[torch.Tensor], experts: int) -> torch.Tensor:
+    """int64: where every matrix begins, in words from the first tensor on."""
+    first = tensors[0].data_ptr()
+    return torch.tensor(
+        [
+            (tensor.data_ptr() - first) // 4 + expert * (tensor.numel() // experts)
+            for tensor in tensors
+            for expert in range(experts)
+        ]
+    )
 
 
 def _fill(panels: torch.Tensor, words: torch.Tensor) -> None:

@@ -17,7 +17,7 @@ import torch
 from amxq.errors import CheckpointError
 from amxq.quantization.base import LayerMethod, QuantizationConfig
 from amxq.quantization.files import TensorFiles
-from amxq.quantization.packed import BLOCK
+from amxq.quantization.packed import BLOCK, PANEL
 from amxq.quantization.packing import Format
 from amxq.quantization.scheme import LayerScheme
 
@@ -64,6 +64,12 @@ class StoredLayer:
     out_features: int
     in_features: int
     experts: int | None = None
+
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of the packed weight, without its scales."""
+        columns, blocks = -(-self.out_features // PANEL) * PANEL, -(-self.in_features // BLOCK)
+        return 4 * columns * blocks * (self.experts or 1)
 
     def tensor_names(self) -> list[str]:
         """The names of all tensors that this layer's weight may consist of."""

@@ -25,7 +25,6 @@ from amxq.errors import TargetError
 from amxq.runtime.targets import raw_environment
 
 _MAPS = Path("/proc/self/maps")
-_FUNCTIONS = ("get_thread_num", "get_num_threads", "in_parallel", "set_num_threads")
 _PAUSE_SOFT = 1
 _THREADS_VARIABLE = knobs.NUM_THREADS.name.encode()
 
@@ -38,7 +37,6 @@ class OpenMP:
         library: path of the shared library.
         gomp_parallel: void GOMP_parallel(void (*)(void *), void *, unsigned, unsigned).
         get_thread_num, get_num_threads, in_parallel: the omp_* functions, int (*)(void).
-        set_num_threads: void omp_set_num_threads(int).
     """
 
     library: str
@@ -46,7 +44,6 @@ class OpenMP:
     get_thread_num: int
     get_num_threads: int
     in_parallel: int
-    set_num_threads: int
 
 
 class _DlInfo(ctypes.Structure):
@@ -66,7 +63,7 @@ def runtime() -> OpenMP:
         TargetError: this torch was built without OpenMP, or its runtime has no GOMP_parallel.
     """
     library = _torch_library()
-    names = ("GOMP_parallel", *(f"omp_{name}" for name in _FUNCTIONS))
+    names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads", "omp_in_parallel")
     addresses = [_address(library, name) for name in names]
     if not all(addresses):
         missing = ", ".join(n for n, a in zip(names, addresses, strict=True) if not a)
@@ -74,7 +71,8 @@ def runtime() -> OpenMP:
             f"torch's library {library._name} leads to no {missing}: amxq needs a torch for Linux "
             "that is built with OpenMP, as the packages on the Python index are"
         )
-    return OpenMP(_file_of(addresses[0]), *addresses)
+    parallel, thread_num, num_threads, in_parallel_ = addresses
+    return OpenMP(_file_of(parallel), parallel, thread_num, num_threads, in_parallel_)
 
 
 def gomp_parallel_address() -> int:
@@ -103,16 +101,6 @@ def max_threads() -> int:
 def in_parallel() -> bool:
     """Whether this thread runs inside an OpenMP region, so that a launch would be serial."""
     return bool(_in_parallel_function()())
-
-
-def use_one_thread() -> None:
-    """From now on torch's operators and launches from this thread run on it alone.
-
-    For a pool of Python threads, each of which would else have OpenMP threads of its own.
-    ``torch.set_num_threads`` would also count for threads that other code starts.
-    """
-    _torch_threads()  # torch sets a thread's number when it is first asked for
-    ctypes.CFUNCTYPE(None, ctypes.c_int)(runtime().set_num_threads)(1)
 
 
 def _torch_threads() -> int:
