@@ -19,7 +19,7 @@ from amxq.ir import ops
 from amxq.ir.ops import Block, Op, Value
 from amxq.ir.types import U4, PointerType, TileType, Type, element_of
 from amxq.passes.aliases import POINTWISE, writes
-from amxq.passes.tiles import Place, Tile, all_rows, registers
+from amxq.passes.tiles import Place, Tile, positions, registers
 
 if TYPE_CHECKING:
     from amxq.passes.vectorize import Vectorizer
@@ -192,7 +192,7 @@ def _parts(v: Vectorizer, value: Value) -> list[Value]:
     if not isinstance(value.type, TileType):
         return [v.scalars[value]]
     tile = v.tiles[value]
-    return [tile.at(row, column) for row, column in all_rows(tile)]
+    return [tile.at(row, column) for row, column in positions(tile)]
 
 
 def _bind(v: Vectorizer, value: Value, parts: list[Value]) -> None:

@@ -26,7 +26,7 @@ from amxq.passes.dot_vector import place_of
 from amxq.passes.interleave import interleaved
 from amxq.passes.panels import Form, panel_of
 from amxq.passes.tile_registers import numbers, row_tiles, shapes, width_of_tile
-from amxq.passes.tiles import CHUNK, Row, Tile
+from amxq.passes.tiles import CHUNK, Index, Tile
 
 if TYPE_CHECKING:
     from amxq.passes.vectorize import Vectorizer
@@ -60,40 +60,41 @@ def lower(v: Vectorizer, op: ops.Dot) -> None:
         first = min(first, rows - sum(tiles))
         return first, [first + sum(heights[:i]) for i in range(len(tiles))]
 
-    def prepare(row: Row) -> None:
+    def prepare(row: Index) -> None:
         products = Block()
         with b.inside(products):
             multiply(row)
         chunks_left = -(-rows // CHUNK) - row.offset // CHUNK
         b.block.ops += interleaved(products.ops, panel.meanwhile(v, chunks_left))
 
-    def multiply(row: Row) -> None:
+    def multiply(row: Index) -> None:
         first, tiles = chunk_at(row.offset)
         c_tiles = [(i, j) for i in range(len(tiles)) for j in range(2)]
         for i, j in c_tiles:
             if initial is None:
                 b.emit(hw.TileZero, t=C[2 * i + j])
             else:
-                pointer = v.element_pointer(initial, Row(None, tiles[i]), 16 * j)
+                pointer = v.element_pointer(initial, Index(None, tiles[i]), Index(None, 16 * j))
                 b.emit(hw.TileLoad, t=C[2 * i + j], pointer=pointer, stride=part_stride)
         for step in range(depth * size // width):
             for j in range(2):
                 pointer = b.addptr(panel.pointer, b.i64((2 * step + j) * 16 * width))
                 b.emit(hw.TileLoad, t=B[j], pointer=pointer, stride=b_stride)
             for i, tile in enumerate(tiles):
-                pointer = v.element_pointer(a, Row(None, tile), step * width // size)
+                pointer = v.element_pointer(a, Index(None, tile), Index(None, step * width // size))
                 b.emit(hw.TileLoad, t=A[i], pointer=pointer, stride=a_stride, once=True)
                 for j in range(2):
                     b.emit(product, c=C[2 * i + j], a=A[i], b=B[j])
         part = parts[row.offset // CHUNK % len(parts)]
         for i, j in c_tiles:
-            pointer = v.element_pointer(part, Row(None, tiles[i] - first), 16 * j)
+            at_tile = Index(None, tiles[i] - first), Index(None, 16 * j)
+            pointer = v.element_pointer(part, *at_tile)
             b.emit(hw.TileStore, t=C[2 * i + j], pointer=pointer, stride=part_stride)
 
-    def at(row: Row, column: int) -> Value:
+    def at(row: Index, column: Index) -> Value:
         first, _ = chunk_at(row.offset)
         part = v.stored(part_type, parts[row.offset // CHUNK % len(parts)])
-        return part.at(Row(None, row.offset - first), column)
+        return part.at(Index(None, row.offset - first), column)
 
     tile = Tile(type_, v.lanes, at, prepare=prepare, late=True)
     if not tile.small and v.uses.get(op.result, 0) != 1:  # several consumers: all rows now

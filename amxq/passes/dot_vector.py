@@ -33,7 +33,7 @@ from amxq.ir.types import (
     VectorType,
     scalar_of,
 )
-from amxq.passes.tiles import Place, Row, Tile, registers
+from amxq.passes.tiles import FIRST, Index, Place, Tile, registers
 
 if TYPE_CHECKING:
     from amxq.passes.vectorize import Vectorizer
@@ -58,7 +58,7 @@ def lower(v: Vectorizer, op: ops.Dot, method: Int4Dot | Dense) -> None:
     a = place_of(v, op.lhs)
     result = registers(type_, v.lanes_of(type_), [])
     if result.small:
-        parts = method.run(a, result.rows, acc, Row(None, 0))
+        parts = method.run(a, result.rows, acc, Index(None, 0))
         v.define(op.result, registers(type_, result.lanes, parts))
         return
     # A large result is computed in blocks of rows whose sums fit the registers.
@@ -70,11 +70,11 @@ def lower(v: Vectorizer, op: ops.Dot, method: Int4Dot | Dense) -> None:
     loop = Block((Value(I64, "row"),))
     with v.b.inside(loop):
         row = loop.args[0]
-        rows = Place(v.element_pointer(a, Row(row, 0), 0), a.stride)
-        parts = method.run(rows, block, acc, Row(row, 0))
+        rows = Place(v.element_pointer(a, Index(row, 0), FIRST), a.stride)
+        parts = method.run(rows, block, acc, Index(row, 0))
         for i, part in enumerate(parts):
-            at = Row(row, i // result.columns)
-            pointer = v.element_pointer(home, at, i % result.columns * result.lanes)
+            at = Index(row, i // result.columns), Index(None, i % result.columns * result.lanes)
+            pointer = v.element_pointer(home, *at)
             v.b.emit(hw.VectorStore, pointer=pointer, value=part, mask=None)
         v.b.emit(ops.Yield, values=())
     bounds = (v.b.i64(0), v.b.i64(result.rows), v.b.i64(block))
@@ -83,13 +83,13 @@ def lower(v: Vectorizer, op: ops.Dot, method: Int4Dot | Dense) -> None:
 
 
 def _start(
-    v: Vectorizer, acc: Tile | None, first: Row, rows: int, columns: int, type_: Type
+    v: Vectorizer, acc: Tile | None, first: Index, rows: int, columns: int, type_: Type
 ) -> list[Value]:
     """Initial sums of a block of rows: zeros, or rows of acc."""
     if acc is None:
         return [v.b.constant(0.0 if scalar_of(type_).is_float else 0, type_)] * (rows * columns)
     return [
-        acc.at(Row(first.base, first.offset + i // columns), i % columns)
+        acc.at(Index(first.base, first.offset + i // columns), Index(None, i % columns * acc.lanes))
         for i in range(rows * columns)
     ]
 
@@ -149,7 +149,7 @@ class Int4Dot:
     v: Vectorizer
     op: ops.Dot
 
-    def run(self, a: Place, rows: int, acc: Tile | None, first: Row) -> list[Value]:
+    def run(self, a: Place, rows: int, acc: Tile | None, first: Index) -> list[Value]:
         """Sums of ``rows`` rows from ``a`` on, row-major; ``first`` is their number in acc."""
         v, b = self.v, self.v.b
         assert isinstance(self.op.lhs.type, TileType)
@@ -295,7 +295,7 @@ class Dense:
     v: Vectorizer
     op: ops.Dot
 
-    def run(self, a: Place, rows: int, acc: Tile | None, first: Row) -> list[Value]:
+    def run(self, a: Place, rows: int, acc: Tile | None, first: Index) -> list[Value]:
         v, b, rhs = self.v, self.v.b, self.op.rhs.type
         assert isinstance(rhs, TileType)
         depth, n = rhs.shape
@@ -307,7 +307,9 @@ class Dense:
         body = Block((Value(I64, "k"), *(Value(s.type) for s in start)))
         with b.inside(body):
             k, accs = body.args[0], list(body.args[1:])
-            weights = [b.cast(w.at(Row(k, 0), c), F32) for c in range(columns)]
+            weights = [
+                b.cast(w.at(Index(k, 0), Index(None, c * lanes)), F32) for c in range(columns)
+            ]
             for row in range(rows):
                 offset = b.add(b.mul(b.i64(row), a.stride), k)
                 pointer = b.addptr(a.pointer, offset)

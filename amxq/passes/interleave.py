@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from amxq.ir.ops import Block, Op
-from amxq.passes.tiles import CHUNK, Row
+from amxq.passes.tiles import CHUNK, Index
 
 if TYPE_CHECKING:
     from amxq.passes.vectorize import Vectorizer
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 
 def pipelined(
     v: Vectorizer,
-    prepare: Callable[[Row], None],
+    prepare: Callable[[Index], None],
     rows: int,
-    body: Callable[[Row], None],
+    body: Callable[[Index], None],
 ) -> None:
     """Calls ``body`` for all rows, chunk by chunk, each while the next one is produced."""
-    prepare(Row(None, 0))
+    prepare(Index(None, 0))
     for first in range(0, rows, CHUNK):
         consume, produce = Block(), Block()
         following = min(first + CHUNK, rows)
         with v.b.inside(consume):
             for r in range(first, following):
-                body(Row(None, r))
+                body(Index(None, r))
         if following < rows:
             with v.b.inside(produce):
-                prepare(Row(None, following))
+                prepare(Index(None, following))
         v.b.block.ops += interleaved(produce.ops, consume.ops)
 
 

@@ -14,73 +14,39 @@ from typing import TYPE_CHECKING
 from amxq.ir import hardware as hw
 from amxq.ir import ops
 from amxq.ir.ops import Value
-from amxq.ir.types import I1, I32, I64, TileType, VectorType, scalar_of, shape_of
-from amxq.passes.tiles import Place, Row, Tile
+from amxq.ir.types import I1, I32, I64, TileType, VectorType
+from amxq.passes.affine import lane_stride
+from amxq.passes.tiles import FIRST, Index, Place, Tile
 
 if TYPE_CHECKING:
     from amxq.passes.vectorize import Vectorizer
 
 
-def source_row(v: Vectorizer, source: tuple[int, ...], target: tuple[int, ...], row: Row) -> Row:
+def split(v: Vectorizer, index: Index, size: int) -> tuple[Index, Index]:
+    """(index // size, index % size)."""
+    if index.base is None:
+        quotient, remainder = divmod(index.offset, size)
+        return Index(None, quotient), Index(None, remainder)
+    if size == 1:
+        return index, FIRST
+    number, by = v.number(index), v.b.i64(size)
+    return Index(v.b.binary("div", number, by), 0), Index(v.b.binary("mod", number, by), 0)
+
+
+def source_row(
+    v: Vectorizer, source: tuple[int, ...], target: tuple[int, ...], row: Index
+) -> Index:
     """The row of a tile of shape ``source`` that a broadcast to ``target`` reads for ``row``."""
     lead, wide = source[:-1], target[:-1]
     if lead == wide:
         return row
     if math.prod(lead) == 1:
-        return Row(None, 0)
-    if row.base is not None:
-        raise v.error(
-            f"broadcast of {list(source)} to {list(target)} is too large to unroll",
-            "use a smaller block",
-        )
-    index, r = 0, row.offset
-    stride = 1
-    for have, want in zip(reversed(lead), reversed(wide)):
-        r, i = divmod(r, want)
-        index += (i if have > 1 else 0) * stride
-        stride *= have
-    return Row(None, index)
+        return FIRST
+    outer, inner = split(v, row, wide[1])  # one of two leading dimensions is repeated
+    return outer if lead[1] == 1 else inner
 
 
 # --- tiles of pointers ------------------------------------------------------------------
-
-
-def lane_stride(v: Vectorizer, value: Value) -> int | None:
-    """By how much an integer tile grows from one element of a row to the next, if constant."""
-    op = v.defs.get(value)
-    if not isinstance(value.type, TileType) or value.type.shape[-1] == 1:
-        return 0
-    if isinstance(op, ops.Arange):
-        return 1
-    if isinstance(op, (ops.Splat, ops.Constant)):
-        return 0
-    if isinstance(op, ops.Cast):
-        stride, element = lane_stride(v, op.operand), scalar_of(op.operand.type)
-        wraps = element.is_float or element.bits > scalar_of(op.result.type).bits
-        return None if wraps and stride != 0 else stride
-    if isinstance(op, ops.ExpandDims):
-        return lane_stride(v, op.operand)
-    if isinstance(op, ops.Broadcast):
-        return 0 if shape_of(op.operand.type)[-1] == 1 else lane_stride(v, op.operand)
-    if isinstance(op, ops.Binary):
-        a, b = lane_stride(v, op.lhs), lane_stride(v, op.rhs)
-        if a is None or b is None:
-            return None
-        if op.kind in ("add", "sub"):
-            return a + b if op.kind == "add" else a - b
-        if op.kind == "mul":
-            left, right = _number(v, op.lhs), _number(v, op.rhs)
-            if right is not None:
-                return a * right
-            if left is not None:
-                return b * left
-        return 0 if a == b == 0 else None
-    return None
-
-
-def _number(v: Vectorizer, value: Value) -> int | None:
-    op = v.defs.get(value)
-    return op.value if isinstance(op, ops.Constant) and isinstance(op.value, int) else None
 
 
 @dataclass(frozen=True)
@@ -99,7 +65,7 @@ class Pointers:
     stride: int | None
 
     def moved(self, offset: Value) -> Pointers:
-        tile, step = self.v.tiles[offset], lane_stride(self.v, offset)
+        tile, step = self.v.tiles[offset], lane_stride(self.v.defs, offset)
         if tile.late and not tile.small:
             tile = self.v.materialize(tile)  # what it reads may be overwritten before its use
         stride = None if self.stride is None or step is None else self.stride + step
@@ -114,7 +80,7 @@ class Pointers:
         offsets = tuple(self.v.repeated(t, shape) for t in self.offsets)
         return Pointers(self.v, self.base, offsets, 0 if column else self.stride)
 
-    def offset(self, row: Row, column: int, type_: TileType) -> Value:
+    def offset(self, row: Index, column: Index, type_: TileType) -> Value:
         """The offsets of one vector (i64 lanes) of a tile like ``type_``."""
         total: Value | None = None
         for offset in self.offsets:
@@ -125,12 +91,12 @@ class Pointers:
         lanes = self.v.lanes_of(type_)
         return self.v.b.constant(0, I64 if lanes == 1 else VectorType(lanes, I64))
 
-    def address(self, row: Row, column: int, type_: TileType) -> Value:
+    def address(self, row: Index, column: Index) -> Value:
         """The address of the vector's first element."""
-        offset = self.offset(row, column, type_)
-        if isinstance(offset.type, VectorType):
-            offset = self.v.b.value(hw.Extract, I64, vector=offset, lane=0)
-        return self.v.b.addptr(self.base, offset)
+        pointer = self.base
+        for tile in self.offsets:
+            pointer = self.v.b.addptr(pointer, self.v.element_of(tile, row, column))
+        return pointer
 
 
 def pointers_of(v: Vectorizer, value: Value) -> Pointers:
@@ -157,22 +123,22 @@ def load(v: Vectorizer, op: ops.Load) -> None:
     pointers = pointers_of(v, op.pointer)
     mask_tile = v.tiles[op.mask] if op.mask is not None else None
     other = v.tiles[op.other] if op.other is not None else None
-    uniform_mask = op.mask is None or lane_stride(v, op.mask) == 0
+    uniform_mask = op.mask is None or lane_stride(v.defs, op.mask) == 0
 
-    def at(row: Row, column: int) -> Value:
+    def at(row: Index, column: Index) -> Value:
         mask = mask_tile.at(row, column) if mask_tile else None
         if tile.lanes == 1 or pointers.stride == 1:
             loaded = v.b.value(
                 hw.VectorLoad,
                 tile.part_type(),
-                pointer=pointers.address(row, column, tile.type),
+                pointer=pointers.address(row, column),
                 mask=mask,
             )
         elif pointers.stride == 0 and uniform_mask and mask is None:
             one = v.b.value(
                 hw.VectorLoad,
                 tile.dtype,
-                pointer=pointers.address(row, column, tile.type),
+                pointer=pointers.address(row, column),
                 mask=None,
             )
             loaded = v.splat(one, tile.lanes)
@@ -211,23 +177,22 @@ def store(v: Vectorizer, op: ops.Store) -> None:
     if tile.late and not tile.small and pointers.stride != 1:
         tile = v.materialize(tile)  # scattered writes may hit what is read later
 
-    def write(row: Row) -> None:
-        for c in range(tile.columns):
-            mask = mask_tile.at(row, c) if mask_tile else None
-            value = tile.at(row, c)
-            if tile.lanes == 1 or pointers.stride == 1:
-                pointer = pointers.address(row, c, tile.type)
-                v.b.emit(hw.VectorStore, pointer=pointer, value=value, mask=mask)
-            else:
-                v.b.emit(
-                    hw.Scatter,
-                    pointer=pointers.base,
-                    offsets=pointers.offset(row, c, tile.type),
-                    value=value,
-                    mask=mask,
-                )
+    def write(row: Index, column: Index) -> None:
+        mask = mask_tile.at(row, column) if mask_tile else None
+        value = tile.at(row, column)
+        if tile.lanes == 1 or pointers.stride == 1:
+            pointer = pointers.address(row, column)
+            v.b.emit(hw.VectorStore, pointer=pointer, value=value, mask=mask)
+        else:
+            v.b.emit(
+                hw.Scatter,
+                pointer=pointers.base,
+                offsets=pointers.offset(row, column, tile.type),
+                value=value,
+                mask=mask,
+            )
 
-    v.for_rows(tile, write)
+    v.traversal.parts(tile, write)
 
 
 # --- blocks of descriptors --------------------------------------------------------------
@@ -250,37 +215,29 @@ class _Block:
             corner = b.add(corner, b.mul(offset, stride))
         self.corner = b.addptr(self.base, corner)
 
-    def _leading(self, row: Row) -> list[Value]:
+    def _leading(self, row: Index) -> list[Index]:
         """Indices of a row within the block, one for each leading dimension."""
-        b, lead = self.v.b, self.shape[:-1]
-        if row.base is None:
-            indices: list[Value] = []
-            r = row.offset
-            for extent in reversed(lead):
-                r, i = divmod(r, extent)
-                indices.insert(0, b.i64(i))
-            return indices
-        flat = b.add(row.base, b.i64(row.offset))
-        if len(lead) == 1:
-            return [flat]
-        inner = b.i64(lead[1])
-        return [b.binary("div", flat, inner), b.binary("mod", flat, inner)]
+        if len(self.shape) == 1:
+            return []
+        if len(self.shape) == 2:
+            return [row]
+        return list(split(self.v, row, self.shape[1]))
 
     def place(self) -> Place | None:
         if self.checked or len(self.shape) != 2:
             return None
         return Place(self.corner, self.strides[0])
 
-    def pointer(self, row: Row, column: int) -> Value:
+    def pointer(self, row: Index, column: Index) -> Value:
         b = self.v.b
         if len(self.shape) == 2:  # keeps the constant part of the row apart
             return self.v.element_pointer(Place(self.corner, self.strides[0]), row, column)
-        offset = b.i64(column)
+        offset = self.v.number(column)
         for index, stride in zip(self._leading(row), self.strides[:-1]):
-            offset = b.add(offset, b.mul(index, stride))
+            offset = b.add(offset, b.mul(self.v.number(index), stride))
         return b.addptr(self.corner, offset)
 
-    def mask(self, row: Row, column: int, lanes: int) -> Value | None:
+    def mask(self, row: Index, column: Index, lanes: int) -> Value | None:
         """Which lanes lie inside, or None if nothing is checked."""
         b, v = self.v.b, self.v
         inside: Value | None = None
@@ -288,12 +245,13 @@ class _Block:
         for d in self.checked:
             if d == len(self.shape) - 1:
                 continue
-            ok = self._inside(b.add(self.offsets[d], leading[d]), self.bounds[d])
+            at = b.add(self.offsets[d], v.number(leading[d]))
+            ok = self._inside(at, self.bounds[d])
             inside = ok if inside is None else b.binary("and", inside, ok)
         mask = v.splat(inside, lanes) if inside is not None else None
         if len(self.shape) - 1 not in self.checked:
             return mask
-        first = b.add(self.offsets[-1], b.i64(column))
+        first = b.add(self.offsets[-1], v.number(column))
         if lanes == 1:
             ok = self._inside(first, self.bounds[-1])
             return ok if mask is None else b.binary("and", mask, ok)
@@ -326,15 +284,17 @@ def load_block(v: Vectorizer, op: ops.LoadBlock) -> None:
     assert isinstance(type_, TileType)
     block = _Block(v, op, type_.shape)
 
-    def at(row: Row, column: int) -> Value:
+    def at(row: Index, column: Index) -> Value:
         return v.b.value(
             hw.VectorLoad,
             tile.part_type(),
-            pointer=block.pointer(row, column * tile.lanes),
-            mask=block.mask(row, column * tile.lanes, tile.lanes),
+            pointer=block.pointer(row, column),
+            mask=block.mask(row, column, tile.lanes),
         )
 
-    tile = Tile(type_, v.lanes_of(type_), at, block.place(), late=True)
+    place = block.place()
+    element = v.load_element(place) if place else None
+    tile = Tile(type_, v.lanes_of(type_), at, element, place, late=True)
     v.define(op.result, tile)
 
 
@@ -342,10 +302,9 @@ def store_block(v: Vectorizer, op: ops.StoreBlock) -> None:
     tile = v.tiles[op.value]
     block = _Block(v, op, tile.type.shape)
 
-    def write(row: Row) -> None:
-        for c in range(tile.columns):
-            mask = block.mask(row, c * tile.lanes, tile.lanes)
-            pointer = block.pointer(row, c * tile.lanes)
-            v.b.emit(hw.VectorStore, pointer=pointer, value=tile.at(row, c), mask=mask)
+    def write(row: Index, column: Index) -> None:
+        mask = block.mask(row, column, tile.lanes)
+        pointer = block.pointer(row, column)
+        v.b.emit(hw.VectorStore, pointer=pointer, value=tile.at(row, column), mask=mask)
 
-    v.for_rows(tile, write)
+    v.traversal.parts(tile, write)

@@ -5,17 +5,18 @@ After:   %5 = add %1, %3 : vec<16xf32>
          %6 = add %2, %4 : vec<16xf32>
 
 Small tiles become vectors where they are defined. Large element-wise expressions are evaluated
-row by row where they are consumed (stored, carried round a loop), so that no intermediate tile
-is written to memory; loop-carried large tiles live in scratch memory and are updated in place.
-How a dot is carried out is in :mod:`amxq.passes.dot_vector` and :mod:`amxq.passes.dot_amx`.
+part by part where they are consumed (stored, reduced, carried round a loop) by the loops of
+:mod:`amxq.passes.traversal`, so that no intermediate tile is written to memory unless it is used
+again; loop-carried large tiles live in scratch memory and are updated in place. How a dot is
+carried out is in :mod:`amxq.passes.dot_vector` and :mod:`amxq.passes.dot_amx`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import linecache
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from amxq.errors import CompilationError
@@ -23,18 +24,27 @@ from amxq.ir import hardware as hw
 from amxq.ir import ops
 from amxq.ir.builder import Builder
 from amxq.ir.ops import Block, Function, Op, Value
-from amxq.ir.types import I8, I64, U4, DType, PointerType, TileType, VectorType, element_of
-from amxq.passes import aliases, control, dot_amx, dot_vector, interleave, memory
+from amxq.ir.types import (
+    I8,
+    I32,
+    U4,
+    DType,
+    PointerType,
+    TileType,
+    Type,
+    VectorType,
+    element_of,
+)
+from amxq.passes import affine, aliases, control, dot_amx, dot_vector, memory, reductions
 from amxq.passes.dot_int8 import Int8Dot
 from amxq.passes.dot_vector import Dense, Int4Dot
-from amxq.passes.tiles import CHUNK, Place, Row, Tile, all_rows, registers
+from amxq.passes.tiles import FIRST, At, Index, Place, Tile, positions, registers
+from amxq.passes.traversal import Traversal
 
 MAX_ELEMENTS = 1 << 20
 """Of one tile, as in Triton."""
 MAX_SCRATCH = 1 << 20
 """Bytes of scratch memory: it lies on the stacks of worker threads (2 MB and more)."""
-MAX_COLUMNS = 1024
-"""Vectors of one row: rows are unrolled, so longer ones would take minutes to compile."""
 
 
 def vectorize(function: Function, lanes: int) -> None:
@@ -59,11 +69,13 @@ class Vectorizer:
         self.scalars: dict[Value, Value] = {p: p for p in function.params}
         self.tiles: dict[Value, Tile] = {}
         self.pointers: dict[Value, memory.Pointers] = {}
-        self.scratch_bytes = 0
+        self.scratch_left = MAX_SCRATCH
         self.tile_config = function.tiles
         # (int4 tile, bytes of an activation) → where it is dequantised
         self.panels: dict[tuple[Value, int], tuple[Block, Value]] = {}
         self.loop: control.Loop | None = None  # the innermost loop around what is rewritten
+        self.traversal = Traversal(self, function)
+        self.region: Block = function.body  # of the source, that is being rewritten
 
     def error(self, message: str, hint: str) -> CompilationError:
         """What is wrong with the operation at hand, for the user."""
@@ -77,14 +89,17 @@ class Vectorizer:
 
     def block(self, block: Block) -> tuple[Value, ...]:
         """Rewrites a block's operations to the insertion point; returns what it yields."""
+        before, self.region = self.region, block
         for i, op in enumerate(block.ops):
             self.b.loc = op.loc
             if isinstance(op, ops.Yield):
-                return op.values
+                break
             if aliases.writes(op):
                 aliases.settle(self, op, block.ops[i:])
             self.op(op)
-        return ()
+        self.region = before
+        last = block.ops[-1] if block.ops else None
+        return last.values if isinstance(last, ops.Yield) else ()
 
     def op(self, op: Op) -> None:
         handler: Callable[[Any], None] | None = getattr(self, f"on_{op.name}", None)
@@ -117,32 +132,31 @@ class Vectorizer:
 
     def lanes_of(self, type_: TileType) -> int:
         """Lanes of one vector: the widest power of two that divides a row."""
-        lanes = math.gcd(type_.shape[-1], self.lanes)
-        if type_.shape[-1] > MAX_COLUMNS * lanes or math.prod(type_.shape) > MAX_ELEMENTS:
+        if math.prod(type_.shape) > MAX_ELEMENTS:
             raise self.error(
-                f"{type_} is too large: a tile has at most {MAX_ELEMENTS} elements and "
-                f"{MAX_COLUMNS} vectors of {lanes} in a row",
+                f"{type_} is too large: a tile has at most {MAX_ELEMENTS} elements",
                 "use smaller blocks and a larger grid, or a loop",
             )
-        return lanes
+        return math.gcd(type_.shape[-1], self.lanes)
 
     def define(self, value: Value, tile: Tile) -> None:
-        """Binds a tile; a small one is computed here and now."""
+        """Binds a tile; a small one is computed here and now, a large one that is read from
+        memory or computed at some cost, and used several times, is kept in scratch."""
         if tile.small:
             if tile.prepare:
-                tile.prepare(Row(None, 0))
-            parts = [tile.at(row, column) for row, column in all_rows(tile)]
-            place = tile.place
-            tile = Tile(
-                tile.type,
-                tile.lanes,
-                registers(tile.type, tile.lanes, parts).at,
-                place,
-                late=place is not None and tile.late,
-            )
+                tile.prepare(FIRST)
+            parts = [tile.at(row, column) for row, column in positions(tile)]
+            element = tile.element
+            if tile.place is not None:
+                element = self.load_element(tile.place)
+            known = registers(tile.type, tile.lanes, parts, element)
+            late = tile.place is not None and tile.late
+            tile = dataclasses.replace(known, place=tile.place, late=late)
         else:
             prepare = self._placed(tile.prepare) if tile.prepare else None
-            tile = replace(tile, at=self._placed(tile.at), prepare=prepare)
+            tile = dataclasses.replace(tile, at=self._placed(tile.at), prepare=prepare)
+            if prepare is None:
+                tile = self.traversal.remembered(value, tile)
         self.tiles[value] = tile
 
     def _placed(self, compute: Callable[..., Any]) -> Callable[..., Any]:
@@ -161,11 +175,9 @@ class Vectorizer:
     def scratch(self, type_: TileType) -> Place:
         """Uninitialised memory for a tile, row-major."""
         assert isinstance(type_.element, DType)
-        size = type_.element.bytes
-        for extent in type_.shape:
-            size *= extent
-        self.scratch_bytes += size
-        if self.scratch_bytes > MAX_SCRATCH:
+        size = type_.element.bytes * math.prod(type_.shape)
+        self.scratch_left -= size
+        if self.scratch_left < 0:
             raise self.error(
                 f"the kernel's tiles need more than {MAX_SCRATCH} bytes of scratch memory",
                 "use smaller blocks",
@@ -177,49 +189,54 @@ class Vectorizer:
         """Writes a tile to memory (``place`` or new scratch) and returns it as lying there."""
         place = place or self.scratch(tile.type)
 
-        def write(row: Row) -> None:
-            for c in range(tile.columns):
-                pointer = self.element_pointer(place, row, c * tile.lanes)
-                self.b.emit(hw.VectorStore, pointer=pointer, value=tile.at(row, c), mask=None)
+        def write(row: Index, column: Index) -> None:
+            pointer = self.element_pointer(place, row, column)
+            self.b.emit(hw.VectorStore, pointer=pointer, value=tile.at(row, column), mask=None)
 
-        self.for_rows(tile, write)
+        self.traversal.parts(tile, write)
         return self.stored(tile.type, place)
 
     def stored(self, type_: TileType, place: Place) -> Tile:
         """A tile that lies in memory of our own."""
-        lanes = self.lanes_of(type_)
 
-        def at(row: Row, column: int) -> Value:
-            pointer = self.element_pointer(place, row, column * lanes)
+        def at(row: Index, column: Index) -> Value:
+            pointer = self.element_pointer(place, row, column)
             return self.b.value(hw.VectorLoad, tile.part_type(), pointer=pointer, mask=None)
 
-        tile = Tile(type_, lanes, at, place, late=True)
+        tile = Tile(type_, self.lanes_of(type_), at, self.load_element(place), place)
         return tile
 
-    def element_pointer(self, place: Place, row: Row, column: int) -> Value:
+    def load_element(self, place: Place) -> At:
+        def element(row: Index, column: Index) -> Value:
+            pointer = self.element_pointer(place, row, column)
+            return self.b.value(hw.VectorLoad, place.element, pointer=pointer, mask=None)
+
+        return element
+
+    def element_of(self, tile: Tile, row: Index, column: Index) -> Value:
+        """One element as a scalar. A tile without ``element`` has it at constant columns."""
+        if tile.lanes == 1:
+            return tile.at(row, column)
+        if tile.element is not None:
+            return tile.element(row, column)
+        lane = column.offset % tile.lanes
+        part = tile.at(row, Index(column.base, column.offset - lane))
+        return self.b.value(hw.Extract, tile.dtype, vector=part, lane=lane)
+
+    def element_pointer(self, place: Place, row: Index, column: Index) -> Value:
         b = self.b
-        offset = b.add(b.mul(b.i64(row.offset), place.stride), b.i64(column))
+        offset = b.add(b.mul(b.i64(row.offset), place.stride), b.i64(column.offset))
         pointer = place.pointer
         if row.base is not None:
             pointer = b.addptr(pointer, b.mul(row.base, place.stride))
+        if column.base is not None:
+            pointer = b.addptr(pointer, column.base)
         return b.addptr(pointer, offset)
 
-    def for_rows(self, tile: Tile, body: Callable[[Row], None]) -> None:
-        """Calls ``body`` for every row: unrolled when few, else a loop over chunks."""
-        if tile.prepare:
-            interleave.pipelined(self, tile.prepare, tile.rows, body)
-        elif tile.rows <= CHUNK:
-            for r in range(tile.rows):
-                body(Row(None, r))
-        else:
-            chunk = next(c for c in range(CHUNK, 0, -1) if tile.rows % c == 0)
-            loop = Block((Value(I64, "row"),))
-            with self.b.inside(loop):
-                for r in range(chunk):
-                    body(Row(loop.args[0], r))
-                self.b.emit(ops.Yield, values=())
-            lower, upper, step = (self.b.i64(x) for x in (0, tile.rows, chunk))
-            self.b.emit(ops.For, lower=lower, upper=upper, step=step, inits=(), body=loop)
+    def number(self, index: Index) -> Value:
+        """An index as an i64."""
+        offset = self.b.i64(index.offset)
+        return offset if index.base is None else self.b.add(index.base, offset)
 
     # --- element-wise ---------------------------------------------------------------------
 
@@ -227,7 +244,6 @@ class Vectorizer:
         if not isinstance(op.result.type, TileType):
             self._copy(op)
             return
-        type_ = op.result.type
         fields = ops.fields_of(op)
         sources = {
             k: self.tiles.get(v, self.scalars.get(v))
@@ -237,14 +253,27 @@ class Vectorizer:
         tiles = [t for t in sources.values() if isinstance(t, Tile)]
         attributes = {k: v for k, v in fields.items() if k not in sources}
 
-        def at(row: Row, column: int) -> Value:
+        def at(row: Index, column: Index) -> Value:
             parts = {k: t.at(row, column) if isinstance(t, Tile) else t for k, t in sources.items()}
             return self.b.value(type(op), tile.part_type(), **parts, **attributes)
 
+        def element(row: Index, column: Index) -> Value:
+            parts = {
+                k: self.element_of(t, row, column) if isinstance(t, Tile) else t
+                for k, t in sources.items()
+            }
+            if isinstance(op, ops.Binary):
+                return self.b.binary(op.kind, parts["lhs"], parts["rhs"])
+            if isinstance(op, ops.Cast):
+                return self.b.cast(parts["operand"], tile.dtype)
+            return self.b.value(type(op), tile.dtype, **parts, **attributes)
+
         tile = Tile(
-            type_,
-            self.lanes_of(type_),
+            op.result.type,
+            self.lanes_of(op.result.type),
             at,
+            element if affine.cheap(op) and all(t.element or t.lanes == 1 for t in tiles) else None,
+            static=any(t.static for t in tiles),
             prepare=_both([t.prepare for t in tiles]),
             late=any(t.late for t in tiles),
         )
@@ -256,14 +285,18 @@ class Vectorizer:
             return
         assert not isinstance(op.value, tuple)
         number = op.value
-        self._uniform(op.result, lambda tile: self.b.constant(number, tile.part_type()))
+        self._uniform(op.result, lambda type_: self.b.constant(number, type_))
 
     def on_splat(self, op: ops.Splat) -> None:
         scalar = self.scalars[op.operand]
         if isinstance(op.operand.type, PointerType):
             self.pointers[op.result] = memory.Pointers(self, scalar, (), 0)
             return
-        self._uniform(op.result, lambda tile: self.splat(scalar, tile.lanes))
+
+        def make(type_: Type) -> Value:
+            return self.splat(scalar, type_.lanes if isinstance(type_, VectorType) else 1)
+
+        self._uniform(op.result, make)
 
     def splat(self, scalar: Value, lanes: int) -> Value:
         assert isinstance(scalar.type, DType)
@@ -271,21 +304,34 @@ class Vectorizer:
             return scalar
         return self.b.value(ops.Splat, VectorType(lanes, scalar.type), operand=scalar)
 
-    def _uniform(self, value: Value, make: Callable[[Tile], Value]) -> None:
-        assert isinstance(value.type, TileType)
-        tile = Tile(value.type, self.lanes_of(value.type), lambda row, column: make(tile))
-        self.tiles[value] = tile  # nothing to compute: not worth a register per part
+    def _uniform(self, value: Value, make: Callable[[Type], Value]) -> None:
+        """Nothing to compute: not worth a register per part."""
+        type_ = value.type
+        assert isinstance(type_, TileType) and isinstance(type_.element, DType)
+        part, one = Tile(type_, self.lanes_of(type_), _nowhere).part_type(), type_.element
+        self.tiles[value] = Tile(
+            type_, self.lanes_of(type_), lambda *_: make(part), lambda *_: make(one)
+        )
 
     def on_arange(self, op: ops.Arange) -> None:
-        assert isinstance(op.result.type, TileType)
+        type_ = op.result.type
+        assert isinstance(type_, TileType)
 
-        def at(row: Row, column: int) -> Value:
-            first = op.start + column * tile.lanes
+        def element(_: Index, column: Index) -> Value:
+            first = Index(column.base, op.start + column.offset)
+            return self.b.cast(self.number(first), I32)
+
+        def at(row: Index, column: Index) -> Value:
+            if tile.lanes == 1:
+                return element(row, column)
+            first = op.start + column.offset
             numbers = tuple(range(first, first + tile.lanes))
-            value = numbers[0] if tile.lanes == 1 else numbers
-            return self.b.value(ops.Constant, tile.part_type(), value=value)
+            steps = self.b.value(ops.Constant, tile.part_type(), value=numbers)
+            if column.base is None:
+                return steps
+            return self.b.add(self.splat(self.b.cast(column.base, I32), tile.lanes), steps)
 
-        tile = Tile(op.result.type, self.lanes_of(op.result.type), at)
+        tile = Tile(type_, self.lanes_of(type_), at, element)
         self.define(op.result, tile)
 
     # --- shape ----------------------------------------------------------------------------
@@ -303,30 +349,16 @@ class Vectorizer:
         """``source`` with a dimension of size 1 inserted at ``axis``, which gives ``shape``."""
         type_ = TileType(shape, source.dtype)
         if axis < len(shape) - 1:  # rows and vectors stay what they are
-            return Tile(type_, source.lanes, source.at, source.place, source.prepare, source.late)
+            return dataclasses.replace(source, type=type_)
         last = source.type.shape[-1]
-        if source.rows * last > CHUNK and not self._dense(source):
+        if source.element is None and source.rows * last > 1:
             source = self.materialize(source)
 
-        def at(row: Row, _: int) -> Value:
-            if source.place is not None and (source.rows == 1 or row.base is not None):
-                place = Place(source.place.pointer, self.b.i64(1))
-                pointer = self.element_pointer(place, row, 0)
-                return self.b.value(hw.VectorLoad, source.dtype, pointer=pointer, mask=None)
-            r, lane = divmod(row.offset, last)
-            part = source.at(Row(None, r), lane // source.lanes)
-            if source.lanes == 1:
-                return part
-            return self.b.value(hw.Extract, source.dtype, vector=part, lane=lane % source.lanes)
+        def at(row: Index, _: Index) -> Value:
+            r, lane = memory.split(self, row, last) if source.rows > 1 else (FIRST, row)
+            return self.element_of(source, r, lane)
 
-        return Tile(type_, 1, at, late=source.late)
-
-    def _dense(self, tile: Tile) -> bool:
-        """Whether a tile lies in memory without gaps between its rows."""
-        last = tile.type.shape[-1]
-        return tile.place is not None and (
-            tile.rows == 1 or self.b.known(tile.place.stride) == last
-        )
+        return Tile(type_, 1, at, at, late=source.late)
 
     def on_broadcast(self, op: ops.Broadcast) -> None:
         assert isinstance(op.result.type, TileType)
@@ -340,45 +372,34 @@ class Vectorizer:
         """``source`` with its dimensions of size 1 repeated to ``shape``."""
         type_ = TileType(shape, source.dtype)
         lanes = self.lanes_of(type_)
-        if source.prepare and math.prod(shape[:-1]) != source.rows:
+        splats = source.type.shape[-1] == 1 < shape[-1]
+        result = Tile(type_, lanes, _nowhere)
+        if source.prepare and result.rows != source.rows:
             source = self.materialize(source)  # its chunks of rows are not the result's
+        if source.static and source.rows > 1 and result.rows > result.chunk:
+            source = self.materialize(source)  # its rows are asked for by a loop
 
-        def at(row: Row, column: int) -> Value:
+        def at(row: Index, column: Index) -> Value:
             inner = memory.source_row(self, source.type.shape, shape, row)
-            if source.type.shape[-1] == 1 and shape[-1] > 1:
-                return self.splat(source.at(inner, 0), lanes)
+            if splats:
+                return self.splat(source.at(inner, FIRST), lanes)
             return source.at(inner, column)
 
-        return Tile(type_, lanes, at, prepare=source.prepare, late=source.late)
+        def element(row: Index, column: Index) -> Value:
+            inner = memory.source_row(self, source.type.shape, shape, row)
+            return self.element_of(source, inner, FIRST if splats else column)
+
+        return dataclasses.replace(
+            result,
+            at=at,
+            element=element if source.element or source.lanes == 1 else None,
+            static=source.static and source.rows > 1,
+            prepare=source.prepare,
+            late=source.late,
+        )
 
     def on_reduce(self, op: ops.Reduce) -> None:
-        source = self.tiles[op.operand]
-        kind, element = op.kind, source.dtype
-
-        def reduced(row: Row) -> Value:
-            parts = [source.at(row, c) for c in range(source.columns)]
-            while len(parts) > 1:  # pairwise, in a fixed order
-                pairs = zip(parts[::2], parts[1::2])
-                odd = parts[len(parts) & ~1 :]
-                parts = [self.b.binary(kind, x, y) for x, y in pairs] + odd
-            if source.lanes == 1:
-                return parts[0]
-            return self.b.value(hw.Horizontal, element, kind=kind, vector=parts[0])
-
-        if not isinstance(op.result.type, TileType):
-            if source.prepare:
-                source.prepare(Row(None, 0))
-            self.scalars[op.result] = reduced(Row(None, 0))
-            return
-        flat = self.scratch(op.result.type)
-        place = Place(flat.pointer, self.b.i64(1))
-
-        def write(row: Row) -> None:
-            pointer = self.element_pointer(place, row, 0)
-            self.b.emit(hw.VectorStore, pointer=pointer, value=reduced(row), mask=None)
-
-        self.for_rows(source, write)
-        self.define(op.result, self.stored(op.result.type, flat))
+        reductions.reduce(self, op)
 
     # --- memory (amxq.passes.memory) ------------------------------------------------------
 
@@ -403,7 +424,7 @@ class Vectorizer:
     def on_int4_order(self, op: ops.Int4Order) -> None:
         source = self.tiles[op.operand]
 
-        def at(row: Row, column: int) -> Value:
+        def at(row: Index, column: Index) -> Value:
             order = tuple(i & -8 | i >> 1 & 3 | (i & 1) << 2 for i in range(source.lanes))
             vector = source.at(row, column)
             return self.b.value(hw.Shuffle, vector.type, vector=vector, lanes=order)
@@ -431,13 +452,17 @@ class Vectorizer:
         control.branch(self, op)
 
 
-def _both(hooks: list[Callable[[Row], None] | None]) -> Callable[[Row], None] | None:
+def _both(hooks: list[Callable[[Index], None] | None]) -> Callable[[Index], None] | None:
     present = [h for h in hooks if h is not None]
     if not present:
         return None
 
-    def prepare(row: Row) -> None:
+    def prepare(row: Index) -> None:
         for hook in present:
             hook(row)
 
     return prepare
+
+
+def _nowhere(row: Index, column: Index) -> Value:
+    raise AssertionError("a tile that only gives its shape")
