@@ -41,6 +41,9 @@ class Emitter(MemoryText):
         else:
             self.names[op.result] = literal(op.value, element)
 
+    def on_multiple_of(self, op: ops.MultipleOf) -> None:
+        self.names[op.result] = self.names[op.operand]
+
     # --- arithmetic -----------------------------------------------------------------------
 
     def on_binary(self, op: ops.Binary) -> None:

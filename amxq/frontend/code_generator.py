@@ -9,7 +9,8 @@ from __future__ import annotations
 import ast
 import builtins as py
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import amxq.language as tl
@@ -65,13 +66,24 @@ def generate(
     types: dict[str, Type],
     constants: dict[str, Any],
     captured: Captured | None = None,
+    facts: Mapping[str, int] = MappingProxyType({}),
 ) -> Function:
     """Tile-IR of a kernel for parameters of the given types and constant values; ``captured`` is
-    filled."""
+    filled. ``facts`` says which integer parameters are 1 (compiled in), or a multiple of what."""
     body = Block()
     params = {name: Value(type_, name) for name, type_ in types.items()}
     captured = {} if captured is None else captured
-    generator = CodeGenerator(source, Builder(body), {**params, **constants}, captured)
+    builder = Builder(body)
+    scope = {**params, **constants}
+    for name, fact in facts.items():
+        type_ = params[name].type
+        scope[name] = (
+            builder.constant(1, type_)
+            if fact == 1
+            else builder.value(ops.MultipleOf, type_, operand=params[name], by=fact)
+        )
+        scope[name].hint = name
+    generator = CodeGenerator(source, builder, scope, captured)
     generator.run_body(source.tree.body)
     body.ops.append(ops.build(ops.Yield, (), generator.location(source.tree), values=()))
     return Function(source.name, tuple(params.values()), body)

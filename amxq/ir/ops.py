@@ -163,6 +163,15 @@ class NumPrograms(Op):
     name: ClassVar[str] = "num_programs"
 
 
+@dataclass(eq=False, repr=False)
+class MultipleOf(Op):
+    """The operand, an integer that is known to be a multiple of ``by``."""
+
+    operand: Value
+    by: int
+    name: ClassVar[str] = "multiple_of"
+
+
 # --- element-wise -----------------------------------------------------------------------
 
 BINARY = ("add", "sub", "mul", "div", "mod", "min", "max", "and", "or", "xor", "shl", "shr")

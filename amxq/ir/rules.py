@@ -77,6 +77,11 @@ def _grid(op: ops.ProgramId | ops.NumPrograms) -> str | None:
     return None if op.result.type == I32 else f"it is an i32, not {op.result.type}"
 
 
+def _multiple_of(op: ops.MultipleOf) -> str | None:
+    fits = isinstance(op.operand.type, DType) and op.result.type == op.operand.type
+    return None if fits and op.by > 0 else f"{_arrow(op, op.operand)} by {op.by}"
+
+
 def _binary(op: ops.Binary) -> str | None:
     if op.kind not in ops.BINARY:
         return f"unknown kind {op.kind}"
@@ -375,6 +380,7 @@ RULES: dict[type[Op], Rule] = {
     ops.Arange: _arange,
     ops.ProgramId: _grid,
     ops.NumPrograms: _grid,
+    ops.MultipleOf: _multiple_of,
     ops.Binary: _binary,
     ops.Compare: _compare,
     ops.Unary: _unary,

@@ -65,7 +65,8 @@ class Pointers:
     stride: int | None
 
     def moved(self, offset: Value) -> Pointers:
-        tile, step = self.v.tiles[offset], lane_stride(self.v.defs, offset)
+        tile = self.v.tiles[offset]
+        step = lane_stride(self.v.defs, offset, tile.lanes)
         if tile.late and not tile.small:
             tile = self.v.materialize(tile)  # what it reads may be overwritten before its use
         stride = None if self.stride is None or step is None else self.stride + step
@@ -123,7 +124,7 @@ def load(v: Vectorizer, op: ops.Load) -> None:
     pointers = pointers_of(v, op.pointer)
     mask_tile = v.tiles[op.mask] if op.mask is not None else None
     other = v.tiles[op.other] if op.other is not None else None
-    uniform_mask = op.mask is None or lane_stride(v.defs, op.mask) == 0
+    uniform_mask = op.mask is None or lane_stride(v.defs, op.mask, v.lanes) == 0
 
     def at(row: Index, column: Index) -> Value:
         mask = mask_tile.at(row, column) if mask_tile else None

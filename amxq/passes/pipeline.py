@@ -8,6 +8,7 @@ from amxq.ir.ops import Function
 from amxq.ir.verifier import verify
 from amxq.passes.choose_dot import choose_dot
 from amxq.passes.expand_math import expand_math
+from amxq.passes.recurrences import carry_offsets
 from amxq.passes.simplify import simplify
 from amxq.passes.vectorize import vectorize
 
@@ -20,6 +21,7 @@ def lower(function: Function, target: str, vector_bits: int, observe: Observer) 
     ``observe`` sees the function after every pass, under the pass's name.
     """
     passes: tuple[tuple[str, Callable[[], None]], ...] = (
+        ("carry_offsets", lambda: carry_offsets(function)),
         ("simplify", lambda: simplify(function)),
         ("choose_dot", lambda: choose_dot(function, target)),
         ("vectorize", lambda: vectorize(function, vector_bits // 32)),

@@ -97,12 +97,14 @@ class CompiledKernel:
         types: dict[str, Type],
         constants: dict[str, Any],
         target: Target,
+        facts: dict[str, int] | None = None,
     ) -> None:
         self.source, self.types, self.constants, self.target = source, types, constants, target
+        self.facts = facts or {}
         self.params = types
         self.asm = Stages(self)
         self.captured: Captured = {}
-        function = generate(source, types, constants, self.captured)
+        function = generate(source, types, constants, self.captured, self.facts)
         verify(function, "the front end")
         self._tir = print_function(function)
         self._function: Function | None = function
@@ -139,7 +141,9 @@ class CompiledKernel:
         """The kernel after all passes; ``observe`` sees it after each."""
         from amxq.passes.pipeline import lower
 
-        function = self._function or generate(self.source, self.types, self.constants)
+        function = self._function or generate(
+            self.source, self.types, self.constants, facts=self.facts
+        )
         self._function = None  # the passes change it in place
         lower(function, self.target.name, self.target.vector_bits, observe)
         return function

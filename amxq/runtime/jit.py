@@ -63,7 +63,8 @@ class JITFunction:
 
     Tensors arrive in the kernel as pointers to their first element, Python integers as int32
     (int64 where they do not fit), floats as float32, None as the constant None; parameters
-    annotated ``tl.constexpr`` are compiled in. ``grid`` is a tuple of 1 to 3 sizes, or a function
+    annotated ``tl.constexpr`` are compiled in. Integers that are 1 or a multiple of 16 get code of
+    their own. ``grid`` is a tuple of 1 to 3 sizes, or a function
     of the dict of all arguments. ``num_threads=`` limits one launch.
     """
 
@@ -84,7 +85,7 @@ class JITFunction:
         def launch(*args: Any, num_threads: int | None = None, **kwargs: Any) -> Launchable:
             bound = self._bind(args, kwargs)
             types, constants, values = self._split(bound, _argument)
-            compiled = self.compile(types, constants)
+            compiled = self.compile(types, constants, facts=_facts(types, bound))
             if not isinstance(compiled, CompiledKernel):  # checks what tensors may be accessed
                 values = [bound[name] for name in types]
             sizes = grid(bound) if callable(grid) else grid
@@ -108,31 +109,41 @@ class JITFunction:
             CompilationError: the kernel's source is wrong for these arguments.
             TargetError: there is no such target.
         """
-        types, constants, _ = self._split(self._bind(args, kwargs), _type_only)
-        return self._compile(types, constants, target)
+        bound = self._bind(args, kwargs)
+        types, constants, _ = self._split(bound, _type_only)
+        return self._compile(types, constants, target, _facts(types, bound))
 
     def compile(
-        self, types: dict[str, Type], constants: dict[str, Any], target: str | None = None
+        self,
+        types: dict[str, Type],
+        constants: dict[str, Any],
+        target: str | None = None,
+        facts: dict[str, int] | None = None,
     ) -> Launchable:
-        """The kernel for these argument types and constants, ready to launch; compiled once per
+        """The kernel for these argument types, constants and facts about integers (see
+        :func:`amxq.frontend.code_generator.generate`), ready to launch; compiled once per
         process. Where AMXQ_INTERPRET=1 it runs on the interpreter."""
         if knobs.INTERPRET.get():
             from amxq.interpreter.kernel import InterpretedKernel
 
             return InterpretedKernel(self.kernel_source, types, constants)
-        return self._compile(types, constants, target)
+        return self._compile(types, constants, target, facts or {})
 
     def _compile(
-        self, types: dict[str, Type], constants: dict[str, Any], target: str | None
+        self,
+        types: dict[str, Type],
+        constants: dict[str, Any],
+        target: str | None,
+        facts: dict[str, int],
     ) -> CompiledKernel:
         chosen = check_name(get_target() if target in (None, "auto") else target)
-        key = (chosen.name, tuple(types.items()), _hashable(constants))
+        key = (chosen.name, tuple(types.items()), _hashable(constants), tuple(facts.items()))
         compiled = self._compiled.get(key)
         if compiled is None:
             with self._lock:
                 compiled = self._compiled.get(key)
                 if compiled is None:
-                    compiled = CompiledKernel(self.kernel_source, types, constants, chosen)
+                    compiled = CompiledKernel(self.kernel_source, types, constants, chosen, facts)
                     self._compiled[key] = compiled
         _check_captured(compiled)
         return compiled
@@ -173,6 +184,18 @@ class JITFunction:
             types[name], passed = typed(name, value)
             values.append(passed)
         return types, constants, values
+
+
+def _facts(types: dict[str, Type], bound: dict[str, Any]) -> dict[str, int]:
+    """Which integer arguments are 1 or a multiple of 16: strides and sizes for which better code
+    is compiled, as Triton does it."""
+    facts: dict[str, int] = {}
+    for name, type_ in types.items():
+        value = bound[name]
+        if (type_ is I32 or type_ is I64) and isinstance(value, numbers.Integral):
+            if value == 1 or value % 16 == 0:
+                facts[name] = 1 if value == 1 else 16
+    return facts
 
 
 def _check_captured(compiled: CompiledKernel) -> None:
