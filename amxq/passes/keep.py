@@ -17,7 +17,7 @@ import enum
 
 from amxq.ir import ops
 from amxq.ir.ops import Block, Function, Op, Value
-from amxq.ir.types import I1, PointerType, TileType
+from amxq.ir.types import I1, DType, TileType
 from amxq.passes.affine import cheap
 from amxq.passes.aliases import POINTWISE
 
@@ -61,9 +61,10 @@ def kept_values(function: Function) -> dict[Value, Keep]:
 
 
 def _keepable(op: Op) -> bool:
-    type_ = op.result.type
-    numbers = isinstance(type_, TileType) and not isinstance(type_.element, PointerType)
-    return numbers and type_.element != I1 and not isinstance(op, (ops.ExpandDims, ops.Broadcast))
+    if not isinstance(op.result.type, TileType):
+        return False
+    numbers = isinstance(op.result.type.element, DType) and op.result.type.element != I1
+    return numbers and not isinstance(op, (ops.ExpandDims, ops.Broadcast))
 
 
 def _collect(block: Block, where: dict[Op, Block], users: dict[Value, list[Op]]) -> None:

@@ -88,6 +88,11 @@ class Tile:
         return self.type.shape[-1] // self.lanes
 
     @property
+    def anywhere(self) -> bool:
+        """Whether single elements can be had at positions known at run time."""
+        return self.element is not None or (self.lanes == 1 and not self.static)
+
+    @property
     def bytes(self) -> int:
         return math.prod(self.type.shape) * self.dtype.bytes
 

@@ -52,7 +52,11 @@ class Traversal:
         """Calls ``body`` for every (row, column) of the tile's vectors."""
 
         def columns(row: Index) -> None:
-            self.columns(tile, row, lambda column, _, carried: body(row, column) or carried, [])
+            def part(column: Index, _: int, carried: list[Value]) -> list[Value]:
+                body(row, column)
+                return carried
+
+            self.columns(tile, row, part, [])
 
         self.rows(tile, columns)
 

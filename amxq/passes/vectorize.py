@@ -258,7 +258,7 @@ class Vectorizer:
             return self.b.value(type(op), tile.part_type(), **parts, **attributes)
 
         def element(row: Index, column: Index) -> Value:
-            parts = {
+            parts: dict[str, Any] = {
                 k: self.element_of(t, row, column) if isinstance(t, Tile) else t
                 for k, t in sources.items()
             }
@@ -272,7 +272,7 @@ class Vectorizer:
             op.result.type,
             self.lanes_of(op.result.type),
             at,
-            element if affine.cheap(op) and all(t.element or t.lanes == 1 for t in tiles) else None,
+            element if affine.cheap(op) and all(t.anywhere for t in tiles) else None,
             static=any(t.static for t in tiles),
             prepare=_both([t.prepare for t in tiles]),
             late=any(t.late for t in tiles),
@@ -351,7 +351,7 @@ class Vectorizer:
         if axis < len(shape) - 1:  # rows and vectors stay what they are
             return dataclasses.replace(source, type=type_)
         last = source.type.shape[-1]
-        if source.element is None and source.rows * last > 1:
+        if not source.anywhere and source.rows * last > 1:
             source = self.materialize(source)
 
         def at(row: Index, _: Index) -> Value:
@@ -392,7 +392,7 @@ class Vectorizer:
         return dataclasses.replace(
             result,
             at=at,
-            element=element if source.element or source.lanes == 1 else None,
+            element=element if source.anywhere else None,
             static=source.static and source.rows > 1,
             prepare=source.prepare,
             late=source.late,
