@@ -15,12 +15,14 @@ from amxq.ir.printer import print_function
 from amxq.ir.verifier import verify
 from amxq.passes.choose_dot import choose_dot
 from amxq.passes.expand_math import expand_math
+from amxq.passes.recurrences import carry_offsets
 from amxq.passes.simplify import simplify
 from amxq.passes.vectorize import vectorize
 from tests.compiler.filecheck import CheckError, check
 
 FOLDER = Path(__file__).parent / "passes"
 PASSES: dict[str, Callable[..., Any]] = {
+    "carry_offsets": carry_offsets,
     "simplify": simplify,
     "choose_dot": choose_dot,
     "vectorize": lambda function, lanes: vectorize(function, int(lanes)),
