@@ -85,6 +85,12 @@ def _parser() -> argparse.ArgumentParser:
         "default: AMXQ_TARGET, and for AutoRound checkpoints else only AMX",
     )
     generate.add_argument(
+        "--precision",
+        choices=("bf16", "int8"),
+        default="bf16",
+        help="of INT4 layers: bf16, exact (default), or int8, which quantises activations: faster",
+    )
+    generate.add_argument(
         "--stream",
         action=argparse.BooleanOptionalAction,
         default=True,
@@ -170,7 +176,9 @@ def _generate(arguments: argparse.Namespace) -> int:
 
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
-    model, tokenizer = load_model(arguments.folder, target=arguments.target)
+    model, tokenizer = load_model(
+        arguments.folder, target=arguments.target, precision=arguments.precision
+    )
     made = generate(
         model,
         tokenizer,

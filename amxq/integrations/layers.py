@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from amxq.errors import DTypeError, LayoutError, ShapeError
-from amxq.ops.linear import linear
+from amxq.ops.linear import check_precision, linear
 from amxq.quantization.packed import PackedWeight
 
 # What stays as the checkpoint wrote it under .to(dtype), .half(), .bfloat16(): fp16 scales cast
@@ -26,6 +26,7 @@ class Int4Linear(torch.nn.Module):
     Attributes:
         qweight, scales, zeros, perm: the tensors of :attr:`packed`; zeros and perm may be None.
         bias: [N] in any floating dtype, or None.
+        precision: "bf16" or "int8", as :func:`amxq.linear` takes it; may be set at any time.
         in_features, out_features: K and N.
     """
 
@@ -34,10 +35,15 @@ class Int4Linear(torch.nn.Module):
     zeros: torch.Tensor | None
     perm: torch.Tensor | None
     bias: torch.Tensor | None
+    precision: str = "bf16"
 
-    def __init__(self, packed: PackedWeight, bias: torch.Tensor | None = None) -> None:
+    def __init__(
+        self, packed: PackedWeight, bias: torch.Tensor | None = None, precision: str = "bf16"
+    ) -> None:
         """See :meth:`from_packed`."""
         super().__init__()
+        check_precision(precision)
+        self.precision = precision
         if not isinstance(packed, PackedWeight):
             raise DTypeError(
                 f"packed is a {type(packed).__name__}; expected an amxq.PackedWeight, as amxq.pack "
@@ -58,20 +64,23 @@ class Int4Linear(torch.nn.Module):
             self.set_bias(bias)
 
     @classmethod
-    def from_packed(cls, packed: PackedWeight, bias: torch.Tensor | None = None) -> Int4Linear:
+    def from_packed(
+        cls, packed: PackedWeight, bias: torch.Tensor | None = None, *, precision: str = "bf16"
+    ) -> Int4Linear:
         """A layer that computes with `packed`, whose tensors it keeps without copying.
 
         Args:
             packed: one linear layer's weight, from ``amxq.pack`` or ``amxq.load_layer``.
             bias: [N], bf16, fp16 or fp32; kept without copying.
+            precision: "bf16" or "int8", see :func:`amxq.linear`.
 
         Raises:
             ShapeError: `packed` holds experts, its shapes contradict each other, or the bias is
                 not [N].
-            DTypeError, LayoutError: a tensor of `packed` is not of the packed layout, or the
-                bias is no floating tensor.
+            DTypeError, LayoutError: a tensor of `packed` is not of the packed layout, the bias is
+                no floating tensor, or there is no such precision.
         """
-        return cls(packed, bias)
+        return cls(packed, bias, precision)
 
     @property
     def packed(self) -> PackedWeight:
@@ -95,7 +104,8 @@ class Int4Linear(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., K] bf16, fp16 or fp32 -> [..., N] in x.dtype. Raises what amxq.linear raises."""
-        return linear(x, self.qweight, self.scales, self.zeros, self.perm, bias=self.bias)
+        weight = self.qweight, self.scales, self.zeros, self.perm
+        return linear(x, *weight, bias=self.bias, precision=self.precision)
 
     def extra_repr(self) -> str:
         """What repr(model) shows of the layer."""
@@ -103,7 +113,8 @@ class Int4Linear(torch.nn.Module):
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, "
             f"group_size={packed.group_size}, symmetric={self.zeros is None}, "
-            f"act_order={self.perm is not None}, bias={self.bias is not None}"
+            f"act_order={self.perm is not None}, bias={self.bias is not None}, "
+            f"precision={self.precision}"
         )
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:

@@ -22,6 +22,7 @@ from amxq.integrations import skeleton
 from amxq.integrations.layers import Int4Linear
 from amxq.integrations.progress import Progress
 from amxq.integrations.summary import LoadSummary
+from amxq.ops.linear import check_precision
 from amxq.quantization.checkpoint import Checkpoint
 from amxq.quantization.files import did_you_mean
 from amxq.quantization.names import some
@@ -40,6 +41,7 @@ def load_model(
     target: str | None = None,
     dtype: torch.dtype = torch.bfloat16,
     allow_nonfinite: bool = False,
+    precision: str = "bf16",
 ) -> tuple[Any, Any]:
     """The model and the tokenizer of a checkpoint folder.
 
@@ -55,6 +57,8 @@ def load_model(
         dtype: of everything that is not quantised, and so of the activations.
         allow_nonfinite: load layers with NaN or infinite scales too, with a warning that names
             them, instead of refusing.
+        precision: of the INT4 layers: "bf16", exact, or "int8", which quantises their
+            activations at run time and is faster, see :func:`amxq.linear`.
 
     Returns:
         (model, tokenizer): a ``transformers.PreTrainedModel`` in evaluation mode, with what was
@@ -70,14 +74,17 @@ def load_model(
     """
     path = Path(folder)
     if target is None:
-        return _load(path, dtype, allow_nonfinite)
+        return _load(path, dtype, allow_nonfinite, precision)
     with targets.target(target):
-        loaded = _load(path, dtype, allow_nonfinite)
+        loaded = _load(path, dtype, allow_nonfinite, precision)
     targets.set_target(target)
     return loaded
 
 
-def _load(folder: Path, dtype: torch.dtype, allow_nonfinite: bool) -> tuple[Any, Any]:
+def _load(
+    folder: Path, dtype: torch.dtype, allow_nonfinite: bool, precision: str
+) -> tuple[Any, Any]:
+    check_precision(precision)
     skeleton.need_transformers()
     checkpoint = Checkpoint.open(folder)
     checkpoint.allow_nonfinite = allow_nonfinite
@@ -89,7 +96,9 @@ def _load(folder: Path, dtype: torch.dtype, allow_nonfinite: bool) -> tuple[Any,
         model = skeleton.empty_model(folder, dtype, len(checkpoint.files))
         prepared.result()
     names = skeleton.Names(model)
-    biased = _replace_layers(model, checkpoint, {names.layer(name): name for name in layers})
+    biased = _replace_layers(
+        model, checkpoint, {names.layer(name): name for name in layers}, precision
+    )
     _assign_plain(model, checkpoint, names, biased)
     skeleton.initialise_buffers(model)
     model.eval().requires_grad_(False)
@@ -107,7 +116,9 @@ def _guard(checkpoint: Checkpoint, name: str, scheme: LayerScheme) -> None:
         raise QuantizationConfigError(f"layer {name!r}: {error}") from None
 
 
-def _replace_layers(model: Any, checkpoint: Checkpoint, quantised: dict[str, str]) -> set[str]:
+def _replace_layers(
+    model: Any, checkpoint: Checkpoint, quantised: dict[str, str], precision: str
+) -> set[str]:
     """Put an :class:`Int4Linear` in the place of each quantised layer.
 
     Args:
@@ -129,7 +140,7 @@ def _replace_layers(model: Any, checkpoint: Checkpoint, quantised: dict[str, str
                     f"together"
                 )
             parent, _, attribute = name.rpartition(".")
-            setattr(modules[parent], attribute, Int4Linear.from_packed(packed))
+            setattr(modules[parent], attribute, Int4Linear.from_packed(packed, precision=precision))
             progress.step(name)
     return biased
 

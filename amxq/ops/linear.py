@@ -103,8 +103,7 @@ def _refuse(tensors: Mapping[str, object], precision: object) -> None:
             raise LayoutError(f"{name} has layout {tensor.layout}; expected dense: use .to_dense()")
         if not (tensor.is_cpu or tensor.is_meta):
             raise LayoutError(f"{name} is on {tensor.device}; expected a CPU tensor; use .cpu()")
-    if not isinstance(precision, str):
-        raise DTypeError(f"precision is {precision!r}; expected one of {', '.join(PRECISIONS)}")
+    check_precision(precision)
 
 
 def _cpu(
@@ -305,10 +304,7 @@ def _check_activations(
     x: torch.Tensor, K: int, bias: torch.Tensor | None, N: int, precision: str
 ) -> int:
     """The number of rows of x."""
-    if precision not in PRECISIONS:
-        raise DTypeError(
-            f"precision={precision!r}: this version has {', '.join(map(repr, PRECISIONS))}"
-        )
+    check_precision(precision)
     if x.dtype not in (torch.bfloat16, torch.float16, torch.float32):
         raise DTypeError(f"x has dtype {x.dtype}; expected bfloat16, float16 or float32")
     if x.dim() == 0 or x.shape[-1] != K:
@@ -319,6 +315,12 @@ def _check_activations(
     if bias is not None:
         _check_bias(bias, N)
     return M
+
+
+def check_precision(precision: object) -> None:
+    """Raises DTypeError for what is none of PRECISIONS."""
+    if precision not in PRECISIONS:
+        raise DTypeError(f"precision is {precision!r}; expected one of {', '.join(PRECISIONS)}")
 
 
 def _check_bias(bias: torch.Tensor, N: int) -> None:

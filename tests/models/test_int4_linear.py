@@ -34,6 +34,17 @@ def test_forward_equals_linear_with_the_dequantised_weight() -> None:
     assert (layer.in_features, layer.out_features) == (64, 40)
 
 
+def test_precision() -> None:
+    w, x = packed(), torch.randn(3, 64)
+    layer = amxq.Int4Linear.from_packed(w, precision="int8")
+    assert torch.equal(layer(x), amxq.linear(x, *w, precision="int8"))
+    assert "precision=int8" in repr(copy.deepcopy(layer))
+    layer.precision = "bf16"
+    assert torch.equal(layer(x), amxq.linear(x, *w))
+    with pytest.raises(DTypeError, match="precision is 'int3'; expected one of bf16, int8"):
+        amxq.Int4Linear.from_packed(w, precision="int3")
+
+
 def test_packed_is_what_was_given() -> None:
     w = packed()
     layer = amxq.Int4Linear.from_packed(w)

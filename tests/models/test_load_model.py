@@ -64,10 +64,12 @@ def folder(fixture: Callable[[str], Path], tmp_path: Path) -> Path:
     return Path(shutil.copytree(fixture(PLAIN), tmp_path / PLAIN, copy_function=shutil.copyfile))
 
 
-def logits(folder: Path, dtype: torch.dtype) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+def logits(
+    folder: Path, dtype: torch.dtype, precision: str = "bf16"
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """amxq's logits [1, T, V] in fp32, and the references of the fixture."""
     reference = dict(np.load(folder / "ref.npz"))
-    model, _ = amxq.load_model(folder, target="auto", dtype=dtype)
+    model, _ = amxq.load_model(folder, target="auto", dtype=dtype, precision=precision)
     with torch.inference_mode():
         found = model(input_ids=torch.from_numpy(reference["input_ids"])).logits
     return found.float().numpy(), reference
@@ -93,6 +95,13 @@ def test_logits_bf16(fixture: Callable[[str], Path], name: str) -> None:
     difference = np.abs(found - reference["logits_fp32"])
     assert difference.max() < 0.1
     assert np.sqrt((difference**2).mean()) < 0.02
+
+
+@pytest.mark.parametrize("name", FIXTURES[:1])
+def test_logits_int8(fixture: Callable[[str], Path], name: str) -> None:
+    found, reference = logits(fixture(name), torch.float32, "int8")
+    difference = np.linalg.norm(found - reference["logits_fp32"])
+    assert 1e-4 < difference / np.linalg.norm(reference["logits_fp32"]) < 0.02
 
 
 def test_summary(fixture: Callable[[str], Path]) -> None:
