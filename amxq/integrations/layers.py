@@ -11,12 +11,30 @@ from amxq.errors import DTypeError, LayoutError, ShapeError
 from amxq.ops.linear import check_precision, linear
 from amxq.quantization.packed import PackedWeight
 
-# What stays as the checkpoint wrote it under .to(dtype), .half(), .bfloat16(): fp16 scales cast
-# to bf16 would be off by up to 0.4%, and indices are no numbers to convert.
-_PACKED = ("qweight", "scales", "zeros", "perm")
+
+class PackedModule(torch.nn.Module):
+    """A module whose packed tensors stay as the checkpoint wrote them under ``.to(dtype)``,
+    ``.half()``, ``.bfloat16()``: fp16 scales cast to bf16 would be off by up to 0.4%, and indices
+    are no numbers to convert.
+
+    Attributes:
+        packed_names: the buffers in question.
+    """
+
+    packed_names: tuple[str, ...] = ("qweight", "scales", "zeros", "perm")
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+        before = {name: self._buffers[name] for name in self.packed_names}
+        result = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, tensor in before.items():
+            after = self._buffers[name]
+            if tensor is None or after is None or after.dtype == tensor.dtype:
+                continue
+            self._buffers[name] = tensor.to(after.device)
+        return result
 
 
-class Int4Linear(torch.nn.Module):
+class Int4Linear(PackedModule):
     """y = x · Wᵀ + bias with W [N, K] in 4 bits, inference only.
 
     The packed tensors and the bias are buffers: they are in the state dict, are copied and
@@ -57,7 +75,7 @@ class Int4Linear(torch.nn.Module):
             )
         self.in_features = packed.in_features
         self.out_features = packed.out_features
-        for name, tensor in zip(_PACKED, packed, strict=True):
+        for name, tensor in zip(self.packed_names, packed, strict=True):
             self.register_buffer(name, tensor)
         self.register_buffer("bias", None)
         if bias is not None:
@@ -86,6 +104,11 @@ class Int4Linear(torch.nn.Module):
     def packed(self) -> PackedWeight:
         """The weight, as ``amxq.linear(x, *layer.packed)`` takes it."""
         return PackedWeight(self.qweight, self.scales, self.zeros, self.perm)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the packed tensors."""
+        return self.packed.nbytes
 
     def set_bias(self, bias: torch.Tensor) -> None:
         """Put `bias` [N] in place. Raises ShapeError or DTypeError if it does not fit."""
@@ -116,13 +139,3 @@ class Int4Linear(torch.nn.Module):
             f"act_order={self.perm is not None}, bias={self.bias is not None}, "
             f"precision={self.precision}"
         )
-
-    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
-        before = {name: self._buffers[name] for name in _PACKED}
-        result = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for name, tensor in before.items():
-            after = self._buffers[name]
-            if tensor is None or after is None or after.dtype == tensor.dtype:
-                continue
-            self._buffers[name] = tensor.to(after.device)
-        return result

@@ -19,14 +19,16 @@ import torch
 
 from amxq.errors import CheckpointError, QuantizationConfigError
 from amxq.integrations import skeleton
-from amxq.integrations.layers import Int4Linear
+from amxq.integrations.expert_loader import ExpertTensors, replace_experts
+from amxq.integrations.experts import Int4Experts
+from amxq.integrations.layers import Int4Linear, PackedModule
 from amxq.integrations.progress import Progress
 from amxq.integrations.summary import LoadSummary
 from amxq.ops.linear import check_precision
 from amxq.quantization.checkpoint import Checkpoint
 from amxq.quantization.files import did_you_mean
 from amxq.quantization.names import some
-from amxq.quantization.scheme import LayerScheme, is_expert_name
+from amxq.quantization.scheme import LayerScheme
 from amxq.runtime import targets
 
 _log = logging.getLogger(__name__)
@@ -46,8 +48,8 @@ def load_model(
     """The model and the tokenizer of a checkpoint folder.
 
     Every model that transformers builds from ``torch.nn.Linear`` and GPT-2's ``Conv1D`` layers is
-    served, and the folders that ``amxq pack`` writes load fastest. No code from the checkpoint is
-    run and nothing is downloaded.
+    served, and mixtures of experts, whose modules become :class:`Int4Experts`. The folders that
+    ``amxq pack`` writes load fastest. No code from the checkpoint is run and nothing is downloaded.
 
     Args:
         folder: a local folder with config.json, safetensors files and a tokenizer.
@@ -96,9 +98,7 @@ def _load(
         model = skeleton.empty_model(folder, dtype, len(checkpoint.files))
         prepared.result()
     names = skeleton.Names(model)
-    biased = _replace_layers(
-        model, checkpoint, {names.layer(name): name for name in layers}, precision
-    )
+    biased = _replace_layers(model, checkpoint, names, layers, precision)
     _assign_plain(model, checkpoint, names, biased)
     skeleton.initialise_buffers(model)
     model.eval().requires_grad_(False)
@@ -117,21 +117,25 @@ def _guard(checkpoint: Checkpoint, name: str, scheme: LayerScheme) -> None:
 
 
 def _replace_layers(
-    model: Any, checkpoint: Checkpoint, quantised: dict[str, str], precision: str
+    model: Any,
+    checkpoint: Checkpoint,
+    names: skeleton.Names,
+    layers: Iterable[str],
+    precision: str,
 ) -> set[str]:
-    """Put an :class:`Int4Linear` in the place of each quantised layer.
-
-    Args:
-        quantised: {the model's name of a layer: the checkpoint's}.
+    """Put an :class:`Int4Linear` in the place of each quantised layer, and :class:`Int4Experts` in
+    that of experts.
 
     Returns:
-        The names of those that the model wants a bias for.
+        The names of the linear layers that the model wants a bias for.
     """
     modules = dict(model.named_modules())
-    sizes = _sizes_of_replaceable(model, modules, quantised)
-    biased = {name for name in quantised if modules[name].bias is not None}
-    loaded = checkpoint.load_layers(quantised.values())
-    with Progress("loading", len(quantised)) as progress:
+    with Progress("loading") as progress:
+        linear = replace_experts(model, checkpoint, names, layers, precision, progress)
+        quantised = {names.layer(name): name for name in linear}
+        sizes = _sizes_of_replaceable(model, modules, quantised)
+        biased = {name for name in quantised if modules[name].bias is not None}
+        loaded = checkpoint.load_layers(quantised.values())
         for name, (stored, packed) in zip(quantised, loaded, strict=True):
             if (packed.out_features, packed.in_features) != sizes[name]:
                 raise CheckpointError(
@@ -152,12 +156,6 @@ def _sizes_of_replaceable(
     from transformers.pytorch_utils import Conv1D
 
     kind = type(model).__name__
-    experts = [stored for stored in quantised.values() if is_expert_name(stored)]
-    if experts:
-        raise CheckpointError(
-            f"INT4 experts need amxq.fused_moe, which amxq.load_model does not put into "
-            f"transformers' {kind} yet: {some(experts, 3)}; load them alone with amxq.load_layer"
-        )
     sizes = {}
     for name, stored in quantised.items():
         layer = modules.get(name)
@@ -185,9 +183,11 @@ def _assign_plain(
 ) -> None:
     """Read every tensor that is not part of a quantised weight into its place in the model."""
     layers = {n: m for n, m in model.named_modules() if isinstance(m, Int4Linear)}
+    packed = {n for n, m in model.named_modules() if isinstance(m, PackedModule)}
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    places = {n for n in model.state_dict() if n.rpartition(".")[0] not in layers} | parameters
-    missing = places | {f"{name}.bias" for name in biased}
+    places = {n for n in model.state_dict() if n.rpartition(".")[0] not in packed} | parameters
+    experts = ExpertTensors(model, names)
+    missing = places | {f"{name}.bias" for name in biased} | experts.needed()
     unexpected: list[str] = []
     for stored in checkpoint.plain_tensors():
         owner, _, kind = stored.rpartition(".")
@@ -197,6 +197,8 @@ def _assign_plain(
             layer.set_bias(checkpoint.read(stored))
         elif name in places:
             _assign(model, name, checkpoint.read(stored), is_parameter=name in parameters)
+        elif (complete := experts.take(stored, checkpoint.read)) is not None:
+            name = complete
         else:
             unexpected.append(stored)
         missing.discard(name)
@@ -265,9 +267,9 @@ def _summarise(model: Any, checkpoint: Checkpoint, names: skeleton.Names) -> Loa
     others: dict[str, str] = {}
     packed_bytes = 0
     for name, module in model.named_modules():
-        if isinstance(module, Int4Linear):
+        if isinstance(module, (Int4Linear, Int4Experts)):
             ours.append(name)
-            packed_bytes += module.packed.nbytes
+            packed_bytes += module.nbytes
         elif isinstance(module, torch.nn.Linear):
             others[name] = checkpoint.why_plain(stored.get(name, name))
     plain = {p.data_ptr(): p.numel() * p.element_size() for p in model.parameters()}

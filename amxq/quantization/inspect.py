@@ -184,8 +184,8 @@ def _quantised_row(checkpoint: Checkpoint, layer: StoredLayer, runs: bool) -> La
     note = ""
     if scheme.bits != 4:
         note = f"{scheme.bits} bits: only 4-bit layers run; leave it in 16 bits, or use 4"
-    elif layer.experts or is_expert_name(layer.prefix):
-        note = "INT4 experts need amxq.fused_moe"
+    expert = layer.experts or is_expert_name(layer.prefix)
+    kernel = "fused_moe" if expert else "int4_linear"
     format = _FORMATS[layer.method.format]
     if layer.parts is COMPRESSED:
         format = "compressed-tensors"
@@ -203,7 +203,7 @@ def _quantised_row(checkpoint: Checkpoint, layer: StoredLayer, runs: bool) -> La
         stored if scheme.bits != 4 or packed else _packed_bytes(files, layer, order is not False),
         *scheme,
         act_order=order,
-        kernel=f"int4_linear, {targets.get_target()}" if runs and not note else "",
+        kernel=f"{kernel}, {targets.get_target()}" if runs and not note else "",
         note=note,
     )
 

@@ -61,7 +61,7 @@ def write_checkpoint(
         },
     }
     (folder / "config.json").write_text(json.dumps(config))
-    _write_tokenizer(folder, chat)
+    write_tokenizer(folder, chat)
     return folder
 
 
@@ -75,7 +75,7 @@ def _add_layer(
     tensors[f"{name}.scales"] = (torch.randn(inside // group, out) / inside).half()
 
 
-def _write_tokenizer(folder: Path, chat: bool) -> None:
+def write_tokenizer(folder: Path, chat: bool) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

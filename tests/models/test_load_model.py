@@ -271,12 +271,6 @@ def test_without_tokenizer(folder: Path) -> None:
         amxq.load_model(folder, target="auto")
 
 
-@pytest.mark.parametrize("name", ["tiny-qwen3moe-ar-g128-sym", "tiny-mixtral-ar-g128-asym"])
-def test_fused_experts_are_refused_by_name(fixture: Callable[[str], Path], name: str) -> None:
-    with pytest.raises(CheckpointError, match=r"INT4 experts need amxq\.fused_moe"):
-        amxq.load_model(fixture(name), target="auto")
-
-
 def test_other_bits_are_refused_with_the_layer(fixture: Callable[[str], Path]) -> None:
     message = r"layer 'model\.layers\.0\.mlp\.down_proj': .* got 8-bit"
     with pytest.raises(QuantizationConfigError, match=message):
