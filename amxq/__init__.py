@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from amxq.quantization import pack as pack
     from amxq.runtime.autotuner import Config as Config
     from amxq.runtime.autotuner import autotune as autotune
-    from amxq.runtime.autotuner import heuristics as heuristics
     from amxq.runtime.explain import explain as explain
+    from amxq.runtime.heuristics import heuristics as heuristics
     from amxq.runtime.jit import jit as jit
     from amxq.runtime.targets import available_targets as available_targets
     from amxq.runtime.targets import get_target as get_target
@@ -43,7 +43,7 @@ _HOMES = {
     "explain": "amxq.runtime.explain",
     "fused_moe": "amxq.ops.fused_moe",
     "get_target": "amxq.runtime.targets",
-    "heuristics": "amxq.runtime.autotuner",
+    "heuristics": "amxq.runtime.heuristics",
     "jit": "amxq.runtime.jit",
     "linear": "amxq.ops.linear",
     "load_layer": "amxq.quantization",

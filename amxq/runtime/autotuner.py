@@ -1,4 +1,4 @@
-"""``@amxq.autotune`` and ``@amxq.heuristics``: constants of a kernel that are chosen at launch.
+"""``@amxq.autotune``: constants of a kernel that are chosen at launch, by timing.
 
     @amxq.autotune(
         configs=[amxq.Config({"BLOCK": 256}), amxq.Config({"BLOCK": 1024}, num_threads=1)],
@@ -31,17 +31,18 @@ from typing import Any
 
 from amxq import knobs
 from amxq.errors import ArgumentError, CompilationError, TuningError
-from amxq.frontend.source import KernelSource
 from amxq.runtime import cpu, openmp
 from amxq.runtime.cache import make_key, open_cache
 from amxq.runtime.compiler import CompiledKernel, Launchable
-from amxq.runtime.jit import Grid, JITFunction
-from amxq.runtime.targets import emulates_amx, get_target
+from amxq.runtime.heuristics import Chooser, Kernel, warmup_options
+from amxq.runtime.jit import Grid
+from amxq.runtime.targets import emulates_amx, get_target, raw_environment
 from amxq.testing import do_bench
 
 _ROUNDS = (0, 0.25, 0.25, 0.5)  # shares of the time
 _MARGIN = 1.2
 _PRUNERS = frozenset(("early_config_prune", "perf_model", "top_k"))
+_AUTOTUNE, _INTERPRET = knobs.AUTOTUNE.name.encode(), knobs.INTERPRET.name.encode()
 _tuning = threading.RLock()  # two tunings at once would time each other
 
 
@@ -76,74 +77,7 @@ class Config:
         return ", ".join(f"{name}: {value}" for name, value in self.all_kwargs().items())
 
 
-class _Chooser:
-    """A kernel around a kernel; launched, warmed up and described like it."""
-
-    def __init__(self, kernel: Kernel) -> None:
-        if not isinstance(kernel, (JITFunction, _Chooser)):
-            raise ArgumentError(
-                f"{kernel!r} is not a kernel: write @amxq.jit below @amxq.autotune and "
-                "@amxq.heuristics"
-            )
-        functools.update_wrapper(self, kernel, updated=())
-        self.kernel = kernel
-        self.kernel_source: KernelSource = kernel.kernel_source
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.kernel(*args, **kwargs)
-
-    def _named(self, args: tuple[Any, ...], kwargs: dict[str, Any], chosen: Any) -> dict[str, Any]:
-        """Arguments by name, to which the constants in ``chosen`` are going to be added."""
-        source = self.kernel_source
-        if len(args) > len(source.parameters):
-            raise TypeError(
-                f"{source.name} takes {len(source.parameters)} arguments, got {len(args)}"
-            )
-        named = dict(zip(source.parameters, args))
-        for name in kwargs.keys() & named.keys() or (named.keys() | kwargs.keys()) & set(chosen):
-            raise TypeError(f"{source.name} got two values for {name!r}")
-        return {**named, **kwargs}
-
-    def _known(self, named: dict[str, Any]) -> dict[str, Any]:
-        """The arguments and the defaults of others, for functions that the user has written."""
-        return {**self.kernel_source.defaults, **named}
-
-    def _check_names(self, names: Sequence[str], where: str) -> None:
-        for name in names:
-            if name not in self.kernel_source.parameters:
-                raise ArgumentError(
-                    f"{where} of {self.kernel_source.name} names {name!r}: its parameters are "
-                    f"{', '.join(self.kernel_source.parameters)}"
-                )
-
-
-class Heuristics(_Chooser):
-    """A kernel under :func:`heuristics`."""
-
-    def __init__(self, kernel: Kernel, values: dict[str, Callable[[dict[str, Any]], Any]]) -> None:
-        super().__init__(kernel)
-        self.values = dict(values)
-        self._check_names(list(values), "the heuristics")
-
-    def __getitem__(self, grid: Grid) -> Callable[..., Launchable]:
-        def launch(*args: Any, **kwargs: Any) -> Launchable:
-            return self.kernel[grid](**self._complete(args, kwargs))
-
-        return launch
-
-    def warmup(self, *args: Any, **kwargs: Any) -> Any:
-        """As the kernel's; the heuristics see dtypes where dtypes are given."""
-        options = _options(kwargs)
-        return self.kernel.warmup(**self._complete(args, kwargs), **options)
-
-    def _complete(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        named = self._named(args, kwargs, self.values)
-        for name, value in self.values.items():
-            named[name] = value(self._known(named))
-        return named
-
-
-class Autotuner(_Chooser):
+class Autotuner(Chooser):
     """A kernel under :func:`autotune`.
 
     Attributes:
@@ -204,22 +138,28 @@ class Autotuner(_Chooser):
         Raises:
             TuningError: it takes none.
         """
-        options = _options(kwargs)
+        options = warmup_options(kwargs)
         made, _ = self._compile(self._named(args, kwargs, self._constants), options)
         return list(made.values())
 
     # --- which one ------------------------------------------------------------------------
 
     def _key(self, named: dict[str, Any]) -> tuple[Any, ...]:
-        """All that the choice depends on, in words that mean the same in another process."""
+        """All that the choice depends on; from its third element on in words that mean the same
+        in another process."""
         known = self._known(named)
         for name in self.key:
             if name not in known:
                 raise TypeError(f"{self.kernel_source.name} misses the argument {name!r}")
-        dtypes = [(n, str(v.dtype)) for n, v in named.items() if hasattr(v, "dtype")]
-        wanted = [(n, repr(known[n])) for n in self.key if not hasattr(known[n], "dtype")]
-        threads = named.get("num_threads") or openmp.max_threads()
-        return (self._times_matter(), get_target(), threads, *wanted, *dtypes)
+        values = [known[name] for name in self.key]
+        return (
+            raw_environment(_AUTOTUNE),
+            raw_environment(_INTERPRET),
+            get_target(),
+            named.get("num_threads") or openmp.max_threads(),
+            *[(type(value), value) for value in values if not hasattr(value, "dtype")],
+            *[getattr(named.get(p), "dtype", None) for p in self.kernel_source.parameters],
+        )
 
     @staticmethod
     def _times_matter() -> bool:
@@ -233,15 +173,18 @@ class Autotuner(_Chooser):
         config = self._kept(cache.get(entry), named)
         if config is None:
             config, made = self._tune(grid, named)
-            kept = {"config": self.configs.index(config), "object": made.key}
-            cache.put(entry, json.dumps(kept).encode())
+            if config in self.configs:  # not one that early_config_prune has made
+                kept = {"config": self.configs.index(config), "object": made.key}
+                cache.put(entry, json.dumps(kept).encode())
         return config
 
     def _entry(self, key: tuple[Any, ...]) -> str:
         """The name on disk of the choice for ``key``, on this model of CPU."""
         source = self.kernel_source
         configs = repr([config.all_kwargs() for config in self.configs])
-        return make_key("autotune", cpu.identity(), ast.unparse(source.tree), configs, repr(key))
+        return make_key(
+            "autotune", cpu.identity(), ast.unparse(source.tree), configs, repr(key[2:])
+        )
 
     def _kept(self, data: bytes | None, named: dict[str, Any]) -> Config | None:
         """The configuration that an earlier process chose, if its kernel is still the same."""
@@ -349,14 +292,6 @@ class Autotuner(_Chooser):
         return self.kernel[grid](**named, **config.all_kwargs())
 
 
-def _options(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Takes the arguments of ``warmup`` itself out of those of the kernel."""
-    return {name: kwargs.pop(name) for name in ("grid", "target") if name in kwargs}
-
-
-Kernel = JITFunction | Heuristics | Autotuner
-
-
 def autotune(
     configs: Sequence[Config],
     key: Sequence[str],
@@ -398,18 +333,3 @@ def autotune(
         )
 
     return decorate
-
-
-def heuristics(
-    values: dict[str, Callable[[dict[str, Any]], Any]],
-) -> Callable[[Kernel], Heuristics]:
-    """Computes constants of a kernel from its other arguments.
-
-    Args:
-        values: parameter → function of the dict of the arguments (those of outer decorators and
-            defaults included, and the values before it in this dict).
-
-    Raises:
-        ArgumentError: a name is none of the kernel's parameters.
-    """
-    return lambda kernel: Heuristics(kernel, values)
