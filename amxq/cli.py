@@ -13,6 +13,7 @@ import logging
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -232,10 +233,15 @@ def _doctor(arguments: argparse.Namespace) -> int:
 def _cache(arguments: argparse.Namespace) -> int:
     from amxq.runtime import doctor
     from amxq.runtime.cache import open_cache
+    from amxq.runtime.loader import kernel_of
 
+    cache = open_cache()
     if arguments.clear:
-        print(f"{open_cache().clear()} removed")
+        print(f"{cache.clear()} removed")
     print(doctor.cache_text())
+    kinds = Counter(kernel_of(data) or "choices of the autotuner" for data in cache.payloads())
+    for kind, count in sorted(kinds.items()):
+        print(f"{count:6}  {kind}")
     return 0
 
 

@@ -37,6 +37,9 @@ _PREFIX_BYTES = _HEADER.size + _DIGEST_BYTES
 _SUFFIX = ".amxqobj"
 _TEMPORARY = ".writing-"
 _STALE_SECONDS = 3600  # a temporary file this old was left behind by a process that died
+# O_NOFOLLOW: a link could lead to a file that someone else controls.
+# O_NONBLOCK: opening a pipe in its place must not wait for a writer.
+_READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -123,9 +126,7 @@ class ObjectCache:
         if path is None:
             return None
         try:
-            # O_NOFOLLOW: a link could lead to a file that someone else controls.
-            # O_NONBLOCK: opening a pipe in its place must not wait for a writer.
-            file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+            file = os.open(path, _READ_FLAGS)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -180,6 +181,22 @@ class ObjectCache:
         sizes = [size for _, size, _ in self._entries()]
         where = None if self.directory is None else str(self.directory)
         return CacheInfo(where, not reason, reason, len(sizes), sum(sizes), self.max_bytes)
+
+    def payloads(self) -> Iterator[bytes]:
+        """What is in every entry that can be trusted; looking does not count as a use."""
+        for _, _, path in self._entries():
+            try:
+                file = os.open(path, _READ_FLAGS)
+            except OSError:
+                continue
+            try:
+                data, _ = _read_entry(file, Path(path).stem)
+            except (OSError, ValueError):  # also a name that is no key
+                continue
+            finally:
+                os.close(file)
+            if data is not None:
+                yield data
 
     def _path(self, key: str) -> Path | None:
         """Where the key's entry is, with the folder ready; None when there is no cache."""

@@ -23,6 +23,7 @@ _R_64, _R_PC32, _R_PLT32 = 1, 2, 4
 _STUB = b"\xff\x25\x00\x00\x00\x00"  # jmp *(rip + 0), followed by the address
 _STUB_BYTES = 16
 _EXTERNALS = frozenset(("memset", "memcpy", "memmove", "fmod", "fmodf"))
+_DAMAGE = (struct.error, LookupError, ValueError, ArithmeticError, OSError)
 
 
 class DamagedObject(CacheError):
@@ -73,8 +74,18 @@ def load(name: str, image: bytes) -> Loaded:
     """
     try:
         return _Linker(image).link(name)
-    except (struct.error, LookupError, ValueError, ArithmeticError, OSError) as problem:
+    except _DAMAGE as problem:
         raise DamagedObject(f"the object of kernel {name!r} is damaged ({problem!r})") from None
+
+
+def kernel_of(image: bytes) -> str:
+    """The name of the kernel in an object, or an empty string if it is none of ours."""
+    try:
+        linker = _Linker(image)
+        names = [linker.name_of(symbol) for symbol in linker.symbols]
+    except _DAMAGE:
+        return ""
+    return next((n.removesuffix("_serial") for n in names if n.endswith("_serial")), "")
 
 
 class _Linker:
@@ -102,7 +113,7 @@ class _Linker:
             raise ValueError("a section reaches past the end")
         return data
 
-    def _name(self, symbol: _Symbol) -> str:
+    def name_of(self, symbol: _Symbol) -> str:
         return self.strings[symbol.name : self.strings.index(b"\0", symbol.name)].decode()
 
     def link(self, name: str) -> Loaded:
@@ -117,7 +128,7 @@ class _Linker:
         for symbol in self.symbols:
             if symbol.section == 0 and symbol.name:
                 size = -(-size // _STUB_BYTES) * _STUB_BYTES
-                stubs[self._name(symbol)] = size
+                stubs[self.name_of(symbol)] = size
                 size += _STUB_BYTES
         code = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         base = ctypes.addressof(ctypes.c_char.from_buffer(code))
@@ -130,7 +141,7 @@ class _Linker:
         self._relocate(code, base, places, stubs)
         _make_executable(base, size)
         entries = {
-            self._name(s): base + places[s.section] + s.value
+            self.name_of(s): base + places[s.section] + s.value
             for s in self.symbols
             if s.section in places and s.name
         }
@@ -148,7 +159,7 @@ class _Linker:
                 if symbol.section in places:
                     target = places[symbol.section] + symbol.value
                 else:
-                    target = stubs[self._name(symbol)]
+                    target = stubs[self.name_of(symbol)]
                 width = 8 if kind == _R_64 else 4
                 if offset + width > limit:
                     raise ValueError("a relocation lies outside of its section")

@@ -9,9 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from synthetic import write_checkpoint
 
 import amxq
+import amxq.language as tl
 from amxq import cli
 
 
@@ -96,17 +98,26 @@ def test_doctor() -> None:
     assert {"cpu", "amx", "targets", "threads", "cache", "versions"} <= set(report)
 
 
-def test_cache(tmp_path: Path) -> None:
+def test_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from amxq.runtime.cache import ObjectCache, make_key
+    from amxq_kernels.int4_linear import block_sums
 
     folder = tmp_path / "objects"
-    for i in range(3):
-        ObjectCache(folder).put(make_key(i), bytes(936))
-    shown = amxq_command("cache", AMXQ_CACHE_DIR=str(folder))
+    monkeypatch.setenv("AMXQ_CACHE_DIR", str(folder))
+    types = (torch.bfloat16, torch.float32, tl.int32, tl.int32)
+    image = block_sums.warmup(*types, SPLITS=1, BLOCK_K=32, target="avx2").asm["obj"]
+    ObjectCache(folder).clear()
+    for i, payload in enumerate((image, image, b"{}")):
+        ObjectCache(folder).put(make_key(i), payload)
+    (folder / "no key.amxqobj").write_bytes(b"")
+    size = sum(path.stat().st_size for path in folder.iterdir()) / 1024
+
+    shown = amxq_command("cache")
     assert shown.returncode == 0, shown.stderr
-    assert shown.stdout == f"{folder}\n3 objects, 3 KiB of 256 MiB\n"
-    cleared = amxq_command("cache", "--clear", AMXQ_CACHE_DIR=str(folder))
-    assert cleared.stdout == f"3 removed\n{folder}\n0 objects, 0 bytes of 256 MiB\n"
+    head = f"{folder}\n4 objects, {size:.1f} KiB of 256 MiB\n"
+    assert shown.stdout == head + "     2  block_sums\n     1  choices of the autotuner\n"
+    cleared = amxq_command("cache", "--clear")
+    assert cleared.stdout == f"4 removed\n{folder}\n0 objects, 0 bytes of 256 MiB\n"
     assert not list(folder.iterdir())
 
 
