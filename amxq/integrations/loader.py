@@ -93,12 +93,12 @@ def _load(
     layers = checkpoint.quantized_layers()
     for name, scheme in layers.items():
         _guard(checkpoint, name, scheme)
-    with ThreadPoolExecutor(1) as pool:  # memory is made ready while Python builds the model
-        prepared = pool.submit(checkpoint.prepare)
+    with ThreadPoolExecutor(1) as pool:
+        prepared = pool.submit(checkpoint.prepare)  # while Python builds the model
         model = skeleton.empty_model(folder, dtype, len(checkpoint.files))
+        names = skeleton.Names(model)
+        biased = _replace_layers(model, checkpoint, names, layers, precision)
         prepared.result()
-    names = skeleton.Names(model)
-    biased = _replace_layers(model, checkpoint, names, layers, precision)
     _assign_plain(model, checkpoint, names, biased)
     skeleton.initialise_buffers(model)
     model.eval().requires_grad_(False)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -56,6 +57,7 @@ class PackedFile(File):
         self._checksums = checksums
         self._mapped = MappedFile(path)
         self._sound: set[int] = set()
+        self._lock = threading.Lock()
 
     def read(self, name: str, entry: Entry) -> torch.Tensor:
         """One tensor, mapped. Raises as :meth:`verify`."""
@@ -76,15 +78,16 @@ class PackedFile(File):
             CheckpointError: the file has changed since packing.
         """
         first, last = begin // _CHUNK, -(-(end or len(self._mapped.mapping)) // _CHUNK)
-        if self._sound.issuperset(range(first, last)):
-            return
-        part = memoryview(self._mapped.mapping)[first * _CHUNK : last * _CHUNK]
-        if _chunk_checksums(part) != self._checksums[first:last]:
-            raise CheckpointError(
-                f"{str(self.path)!r} has not the checksums that it was packed with; the file is "
-                f"damaged: {_AGAIN}"
-            )
-        self._sound.update(range(first, last))
+        with self._lock:
+            if self._sound.issuperset(range(first, last)):
+                return
+            part = memoryview(self._mapped.mapping)[first * _CHUNK : last * _CHUNK]
+            if _chunk_checksums(part) != self._checksums[first:last]:
+                raise CheckpointError(
+                    f"{str(self.path)!r} has not the checksums that it was packed with; the file "
+                    f"is damaged: {_AGAIN}"
+                )
+            self._sound.update(range(first, last))
 
 
 class PackedFiles(TensorFiles):

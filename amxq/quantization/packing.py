@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
+import numpy as np
 import torch
 
 from amxq.errors import DTypeError, ShapeError
@@ -214,16 +215,16 @@ def _regroup(rows: torch.Tensor, given: Inputs) -> torch.Tensor:
 
 
 def _panel_order(rows: torch.Tensor) -> torch.Tensor:
-    """[..., G, N] → [..., N, G] with the elements panel by panel."""
+    """[..., G, N] → [..., N, G] with the elements panel by panel. In NumPy, as in is_finite."""
     *lead, G, N = rows.shape
     full = N // PANEL * PANEL
-    out = torch.empty((*lead, N, G), dtype=rows.dtype)
-    flat = out.view(*lead, N * G)
-    head = torch.unflatten(rows[..., :full], -1, (N // PANEL, PANEL)).movedim(-2, -3)
-    flat[..., : full * G].view(head.shape).copy_(head)
+    given = inputs.bits(rows)
+    out = np.empty((*lead, N * G), given.dtype)
+    head = given[..., :full].reshape(*lead, G, N // PANEL, PANEL)
+    out[..., : full * G].reshape(*lead, N // PANEL, G, PANEL)[...] = np.moveaxis(head, -2, -3)
     if full != N:
-        flat[..., full * G :].view(*lead, G, N - full).copy_(rows[..., full:])
-    return out
+        out[..., full * G :].reshape(*lead, G, N - full)[...] = given[..., full:]
+    return torch.from_numpy(out).view(rows.dtype).view(*lead, N, G)
 
 
 def _qweights(batch: Sequence[Inputs]) -> list[torch.Tensor]:

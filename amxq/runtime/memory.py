@@ -67,17 +67,17 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 def prepare(size: int) -> None:
     """Have the system make `size` bytes of memory ready for coming calls of :func:`empty`.
 
-    Takes long, without Python's lock: for another thread. Does nothing on machines with several
-    memory nodes, where memory should be near the threads that fill it.
+    Takes long, without Python's lock: for another thread; nobody has to wait for it. Does nothing
+    on machines with several memory nodes, where memory should be near the threads that fill it.
     """
     global _current
     if not size or not _wanted() or Path("/sys/devices/system/node/node1").exists():
         return
     chunk = _Chunk(size)
-    libc = ctypes.CDLL(None)
-    libc.madvise(ctypes.c_void_p(chunk.address), ctypes.c_size_t(chunk.size), _POPULATE_WRITE)
     with _lock:
         _current = chunk
+    libc = ctypes.CDLL(None)
+    libc.madvise(ctypes.c_void_p(chunk.address), ctypes.c_size_t(chunk.size), _POPULATE_WRITE)
 
 
 def _wanted() -> bool:
