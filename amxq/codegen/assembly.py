@@ -53,8 +53,9 @@ class Instruction:
 
     @cached_property
     def registers(self) -> frozenset[str]:
-        """Names of all registers, whatever their width: rax, zmm0, k1, tmm0."""
-        return frozenset(_whole(name) for o in self.operands for name in _REGISTER.findall(o))
+        """Names of all registers but rip, whatever their width: rax, zmm0, k1, tmm0."""
+        names = {_whole(name) for o in self.operands for name in _REGISTER.findall(o)}
+        return frozenset(names - {"rip"})
 
     @cached_property
     def width(self) -> int:
@@ -97,7 +98,7 @@ def _instructions(
     for line in text.splitlines():
         code, _, comment = line.partition("#")
         code = code.strip()
-        if match := _FILE.match(code):
+        if match := _FILE.match(line.strip()):
             files[match[1]] = "/".join(part for part in match.groups()[1:] if part)
         if not line.startswith((" ", "\t")) and code.endswith(":") and not code.startswith("."):
             active = code == f"{function}:"

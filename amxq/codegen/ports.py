@@ -1,10 +1,10 @@
 """What an instruction does and which units of a core it keeps busy: the cost model's table.
 
-:data:`RULES` sorts mnemonics into kinds; :data:`CPUS` says for each kind how many operations go
-to which ports, as uops.info writes it: ``"1*05 1*5"`` is one operation for port 0 or 5 and one
-for port 5. The least time that a loop can take is that of its most crowded set of ports
-(:func:`pressure`); latencies, caches, and of the front end all but the number of instructions
-it starts a cycle, are not modelled.
+:data:`RULES` sorts mnemonics into kinds, the first that fits; :data:`CPUS` says for each kind
+how many operations go to which ports, as uops.info writes it: ``"1*05 1*5"`` is one operation
+for port 0 or 5 and one for port 5. The least time that a loop can take is that of its most
+crowded set of ports (:func:`pressure`); latencies, caches, and of the front end all but the
+number of instructions it starts a cycle, are not modelled.
 
 Costs of tile instructions, VPERMW and dot products come from :mod:`amxq.codegen.instructions`; for
 Emerald Rapids docs/amx.md measured FMA, permutes, shifts, logic, loads and stores too. The rest
@@ -42,7 +42,8 @@ RULES: tuple[tuple[str, str], ...] = (
     (r"v(div|sqrt)\w+", "divide"),
     (r"vpermw", "vpermw"),
     (r"vps(ll|rl|ra)\w+|vpro[lr]\w+|vpsh[lr]d\w+", "shift"),
-    (r"vpmov\w+", "widen or narrow"),
+    (r"vpmov[sz]x\w+", "widen"),
+    (r"vpmov\w+", "narrow"),
     (r"vcvt\w+", "convert"),
     (r"vp?cmp\w+|vp?test\w+", "compare"),
     (r"vp?broadcast\w+", "broadcast"),
@@ -101,7 +102,8 @@ def _emerald_rapids() -> Cpu:
         "call": "1*6",
         "scalar": "1*0156A",
         "compare": "1*5",
-        "widen or narrow": "1*5",
+        "widen": "1*5",
+        "narrow": "2*5",
     }
     wide = {
         "bf16 dot": f"{cycles('vdpbf16ps', ports=2)}*05",
@@ -169,7 +171,8 @@ def _zen4() -> Cpu:
         "shift": "1*bc",
         "convert": "1*cd",
         "compare": "1*ab",
-        "widen or narrow": "1*bc",
+        "widen": "1*bc",
+        "narrow": "1*bc",
         "broadcast": "1*bc",
         "permute": "1*bc",
         "float": "1*abcd",
@@ -193,6 +196,9 @@ def _zen4() -> Cpu:
 
 
 CPUS: dict[str, Cpu] = {cpu.name: cpu for cpu in (_emerald_rapids(), _zen4())}
+
+_OWN_LOADS, _OWN_STORES = ("tile load", "gather"), ("tile store", "scatter")
+"""Kinds whose operations in the tables include those of memory."""
 
 _RULES = tuple((re.compile(pattern), kind) for pattern, kind in RULES)
 _ONLY_READS = re.compile(r"(cmp|test|bt|push|call|jmp|i?div|i?mul)\w*")
@@ -230,7 +236,7 @@ def stores(instruction: Instruction) -> bool:
 
 def loads(instruction: Instruction) -> bool:
     """Whether it reads memory."""
-    if not instruction.memory or kind_of(instruction.mnemonic) in _OWN_STORES | {"prefetch"}:
+    if not instruction.memory or kind_of(instruction.mnemonic) in (*_OWN_STORES, "prefetch"):
         return False
     return not (stores(instruction) and _ONLY_WRITES.fullmatch(instruction.mnemonic))
 
@@ -255,9 +261,6 @@ def bytes_moved(instruction: Instruction) -> int:
             scalar or integer or part, 16
         )
     return width or _SIZES.get(name[-1], 8)
-
-
-_OWN_LOADS, _OWN_STORES = frozenset(("tile load", "gather")), frozenset(("tile store", "scatter"))
 
 
 def usage(instruction: Instruction, cpu: Cpu) -> list[tuple[float, str]]:

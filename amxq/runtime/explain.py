@@ -146,7 +146,8 @@ def _report(loop: Loop, cpu: ports.Cpu, tiles: tuple[tuple[int, int], ...]) -> L
     cycles = max(ports.pressure(busy), *units.values())
     if cycles > max(units.values()) + 0.01:
         units["ports shared by several"] = cycles
-    compute = [(n, p) for some in multiplying for n, p in some if not set(p) & set("23BLM")]
+    loads = {ports for term in cpu.load for _, _, ports in (term.partition("*"),)}
+    compute = [(n, p) for some in multiplying for n, p in some if p not in loads]
     loaded: Counter[str] = Counter()
     stored: Counter[str] = Counter()
     lines: dict[tuple[str, int], Counter[str]] = {}

@@ -88,9 +88,53 @@ def line_of(text: str, function: Any = total) -> int:
     return first + next(i for i, line in enumerate(lines) if text in line)
 
 
-def test_spills_are_seen() -> None:
-    assert main_loop(3).vector_spills == 0
-    assert main_loop(15).vector_spills > 0
+def test_registers_are_those_of_the_machine() -> None:
+    for loop in amxq.explain(warm(15, "avx2")).loops:
+        assert loop.registers["vector"] <= 16 and loop.registers["general"] <= 16
+    everything = "vfmadd231ps .LCPI0_1(%rip), %ymm3, %xmm3 {%k1}"
+    assert instruction(everything).registers == {"zmm3", "k1"}
+    assert instruction("movzbl %r8b, %eax").registers == {"r8", "rax"}
+
+
+ASSEMBLY = """\
+other:
+	retq
+range:                                  # @range
+# %bb.0:                                # %entry
+	.file	1 "/folder#1" "kernel.py"
+	.loc	1 7 0
+	leaq	64(%rsp), %rbx
+	movq	%rax, 8(%rsp)                   # 8-byte Spill
+.LBB2_1:                                # %head1
+                                        # =>This Loop Header: Depth=1
+                                        #     Child Loop BB2_2 Depth 2
+	.loc	1 8 0 is_stmt 1
+	vmovaps	(%rbx), %ymm1
+.LBB2_2:                                #   Parent Loop BB2_1 Depth=1
+                                        # =>  This Inner Loop Header: Depth=2
+	vmovups	32(%rsp), %ymm0                 # 32-byte Reload
+	.loc	1 0 0
+	vaddps	128(%rsp), %ymm0, %ymm1         # 32-byte Folded Reload
+	jne	.LBB2_2
+# %bb.3:                                #   in Loop: Header=BB2_1 Depth=1
+	jne	.LBB2_1
+# %bb.4:
+	vmovups	(%rdi), %ymm0
+.Lfunc_end2:
+"""
+
+
+def test_loops_spills_and_lines_of_a_text() -> None:
+    (outer, inner), outside = read_loops(ASSEMBLY, "range")
+    assert (outer.label, outer.parent) == ("BB2_1", None)
+    assert (inner.label, inner.parent) == ("BB2_2", "BB2_1")
+    assert [i.mnemonic for i in outer.instructions] == ["vmovaps", "jne"]
+    assert [i.mnemonic for i in inner.instructions] == ["vmovups", "vaddps", "jne"]
+    assert [i.mnemonic for i in outside] == ["leaq", "movq", "vmovups"]
+    spills = [(i.spill, i.spill_bytes) for i in (*outside, *inner.instructions) if i.spill]
+    assert spills == [("Spill", 8), ("Reload", 32), ("Reload", 32)]
+    assert [i.place for i in inner.instructions] == [("/folder#1/kernel.py", 8), None, None]
+    assert outer.instructions[0].on_stack and not outside[2].on_stack  # by way of rbx
 
 
 def test_the_annotated_code_is_the_code_that_runs() -> None:
@@ -198,8 +242,8 @@ def test_the_table_gives_what_was_measured_for_pairs() -> None:
         ("vmulps (%rax){1to16}, %zmm0, %zmm1", "float", True, False, 4),
         ("vbroadcasti64x4 .LCPI2_7(%rip), %zmm5", "broadcast", True, False, 32),
         ("vpbroadcastd %ecx, %zmm1", "broadcast", False, False, 64),
-        ("vpmovdw %zmm5, 32(%rsp,%rcx)", "widen or narrow", False, True, 32),
-        ("vpmovzxwd (%rax), %zmm1", "widen or narrow", True, False, 32),
+        ("vpmovdw %zmm5, 32(%rsp,%rcx)", "narrow", False, True, 32),
+        ("vpmovzxwd (%rax), %zmm1", "widen", True, False, 32),
         ("vcvtph2ps (%rax), %ymm1", "convert", True, False, 16),
         ("tileloadd -1024(%r14,%r13), %tmm6", "tile load", True, False, 1024),
         ("tilestored %tmm1, (%r11,%r10)", "tile store", False, True, 1024),
