@@ -13,11 +13,11 @@ demo: $(VENV)/.ready
 	$(BIN)/python docs/demo/demo.py --target $(DEMO_TARGET) --max-new-tokens $(DEMO_TOKENS)
 
 test: $(VENV)/.ready
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n auto --dist worksteal
 
 # The kernels' tests again, for target amx, its tile instructions emulated: on any AVX-512 CPU.
 test-emulated: $(VENV)/.ready
-	$(BIN)/python -m pytest -q -p tests.without_amx tests/amx tests/ops \
+	$(BIN)/python -m pytest -q -n auto --dist worksteal -p tests.without_amx tests/amx tests/ops \
 		tests/compiler/test_language_dot.py tests/compiler/test_tile_registers.py \
 		--ignore tests/ops/test_linear_errors.py --ignore tests/ops/test_linear_torch.py
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from amxq.integrations.layers import Int4Linear as Int4Linear
     from amxq.integrations.loader import load_model as load_model
     from amxq.ops.fused_moe import fused_moe as fused_moe
+    from amxq.ops.gated import gated_linear as gated_linear
     from amxq.ops.linear import linear as linear
     from amxq.quantization import PackedWeight as PackedWeight
     from amxq.quantization import dequantize as dequantize
@@ -42,6 +43,7 @@ _HOMES = {
     "dequantize": "amxq.quantization",
     "explain": "amxq.runtime.explain",
     "fused_moe": "amxq.ops.fused_moe",
+    "gated_linear": "amxq.ops.gated",
     "get_target": "amxq.runtime.targets",
     "heuristics": "amxq.runtime.heuristics",
     "jit": "amxq.runtime.jit",
@@ -80,6 +82,8 @@ def next_power_of_2(n: int) -> int:
 try:
     importlib.import_module("amxq.ops.linear")
     importlib.import_module("amxq.ops.fused_moe")
+    importlib.import_module("amxq.ops.gated")
+    importlib.import_module("amxq.ops.normalize")
 except ImportError:
     # Without a usable torch the names above raise when they are used, and the doctor still runs.
     pass

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import is_not
 from typing import Any
 
 import torch
 
 from amxq.errors import DTypeError, LayoutError, ShapeError
-from amxq.ops.linear import check_precision, linear
+from amxq.ops.linear import bound_linear, check_precision
 from amxq.quantization.packed import PackedWeight
 
 
@@ -78,6 +79,7 @@ class Int4Linear(PackedModule):
         for name, tensor in zip(self.packed_names, packed, strict=True):
             self.register_buffer(name, tensor)
         self.register_buffer("bias", None)
+        self._bound: tuple[Any, ...] = ((), None)
         if bias is not None:
             self.set_bias(bias)
 
@@ -127,8 +129,16 @@ class Int4Linear(PackedModule):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., K] bf16, fp16 or fp32 -> [..., N] in x.dtype. Raises what amxq.linear raises."""
-        weight = self.qweight, self.scales, self.zeros, self.perm
-        return linear(x, *weight, bias=self.bias, precision=self.precision)
+        before, call = self._bound
+        now = (self.precision, *self._buffers.values())
+        if len(before) != len(now) or any(map(is_not, before, now)):  # new, or changed since
+            call = bound_linear(self.packed, self.bias, self.precision)
+            self._bound = (now, call)
+        return call(x)  # type: ignore[no-any-return]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles, which bind their own tensors."""
+        return self.__dict__ | {"_bound": ((), None)}
 
     def extra_repr(self) -> str:
         """What repr(model) shows of the layer."""

@@ -21,6 +21,7 @@ from amxq.errors import CheckpointError, QuantizationConfigError
 from amxq.integrations import skeleton
 from amxq.integrations.expert_loader import ExpertTensors, replace_experts
 from amxq.integrations.experts import Int4Experts
+from amxq.integrations.fusion import fuse
 from amxq.integrations.layers import Int4Linear, PackedModule
 from amxq.integrations.progress import Progress
 from amxq.integrations.summary import LoadSummary
@@ -102,6 +103,7 @@ def _load(
     _assign_plain(model, checkpoint, names, biased)
     skeleton.initialise_buffers(model)
     model.eval().requires_grad_(False)
+    fuse(model)
     model.amxq_summary = _summarise(model, checkpoint, names)
     return model, skeleton.tokenizer(folder)
 

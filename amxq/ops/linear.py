@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
 from amxq.errors import AmxqError, DTypeError, LayoutError, ShapeError
 from amxq.ops import schedule
 from amxq.ops.activations import bf16_parts, ordered_rows
+from amxq.ops.bound import BoundCall
 from amxq.ops.gradient import linear_with_gradient
 from amxq.ops.raw import packed_once
 from amxq.quantization.packed import SCALE_DTYPES, PackedWeight
@@ -154,7 +155,7 @@ def _fake(
     raw = qweight.dtype == torch.int32
     if not raw:
         K = 8 * qweight.shape[1] if perm is None else perm.shape[0]
-        _check_activations(x, K, bias, scales.shape[0], precision)
+        check_activations(x, K, bias, scales.shape[0], precision)
     return x.new_empty((*x.shape[:-1], scales.shape[-1] if raw else scales.shape[0]))
 
 
@@ -179,6 +180,33 @@ torch.library.register_fake("amxq::linear", _fake, lib=_library)
 torch.library.register_fake("amxq::linear_out", _fake_out, lib=_library)
 
 
+def bound_linear(
+    packed: PackedWeight, bias: torch.Tensor | None, precision: str
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """``amxq.linear`` of one weight, for many calls: it is checked here, and not at each call."""
+    K, N, G = check_weight(*packed)
+    if bias is not None:
+        _check_bias(bias, N)
+
+    def general(x: torch.Tensor) -> torch.Tensor:
+        return linear(x, *packed, bias=bias, precision=precision)
+
+    if precision != "bf16" or packed.perm is not None or packed.zeros is not None:
+        return general  # these have work to do before the kernel
+    if bias is not None and (bias.dtype is torch.float64 or not bias.is_contiguous()):
+        return general
+    scales = packed.scales.dtype
+    kind = None if bias is None else bias.dtype
+
+    def plan(M: int, target: str) -> schedule.Plan:
+        return schedule.plan(
+            M, K, N, K // G, target, scales, False, kind, torch.bfloat16, precision
+        )
+
+    fixed = (packed.qweight, packed.scales) + (() if bias is None else (bias,))
+    return BoundCall((N, K, K // G), fixed, plan, general)
+
+
 # --- one call ---------------------------------------------------------------------------
 
 
@@ -194,8 +222,8 @@ def _run(
 ) -> torch.Tensor:
     if qweight.dtype is torch.int32:
         qweight, scales, zeros, perm = packed_once(qweight, scales, zeros, perm)
-    K, N, G = _check_weight(qweight, scales, zeros, perm)
-    M = _check_activations(x, K, bias, N, precision)
+    K, N, G = check_weight(qweight, scales, zeros, perm)
+    M = check_activations(x, K, bias, N, precision)
     if out is None:
         y = x.new_empty((*x.shape[:-1], N))
     else:
@@ -248,7 +276,7 @@ def _run(
 # --- validation -------------------------------------------------------------------------
 
 
-def _check_weight(
+def check_weight(
     qweight: torch.Tensor,
     scales: torch.Tensor,
     zeros: torch.Tensor | None,
@@ -300,7 +328,7 @@ def _check_weight(
     return (8 * q[1] if perm is None else perm.shape[0]), s[0], s[1]
 
 
-def _check_activations(
+def check_activations(
     x: torch.Tensor, K: int, bias: torch.Tensor | None, N: int, precision: str
 ) -> int:
     """The number of rows of x."""

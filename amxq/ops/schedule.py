@@ -58,8 +58,8 @@ def plan(
 ) -> Plan:
     """The plan for x [M, K] and a weight [N, K] with a scale per ``group`` of K; K is padded to
     whole groups. ``y`` is the dtype of x and of the result."""
-    block_m, block_k, splits = _block_m(M, target, zeros), block_depth(group), split_count(y)
-    grid = _grid(M, K, N, block_m)
+    block_m, block_k, splits = block_rows(M, target, zeros), block_depth(group), split_count(y)
+    grid = grid_of(M, K, N, block_m)
     if precision == "int8":
         kernel = int4_linear_int8(target, scales, zeros, bias, y, block_m, block_k)
         return Plan(kernel, quantize_int8(target, y, block_k), 1, block_k, grid)
@@ -74,14 +74,16 @@ def int8_stride(K: int) -> int:
     return 64 * (-(-K // 64) | 1)
 
 
-def _grid(M: int, K: int, N: int, block_m: int) -> tuple[int, int, int]:
+def grid_of(M: int, K: int, N: int, block_m: int) -> tuple[int, int, int]:
+    """(row blocks of a band, panels, bands)."""
     blocks = -(-M // block_m)
     bands = max(1, min(blocks, M * K * 2 // BAND_BYTES))
     row_blocks = -(-blocks // bands)
     return row_blocks, -(-N // PANEL), -(-blocks // row_blocks)
 
 
-def _block_m(M: int, target: str, zeros: bool) -> int:
+def block_rows(M: int, target: str, zeros: bool) -> int:
+    """Rows that one program computes."""
     if target == "amx":
         if M >= 32:
             # with zero points 128 rows take more than a second to compile
