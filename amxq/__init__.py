@@ -18,10 +18,12 @@ if TYPE_CHECKING:
     from amxq.ops.fused_moe import fused_moe as fused_moe
     from amxq.ops.gated import gated_linear as gated_linear
     from amxq.ops.linear import linear as linear
+    from amxq.ops.route import route as route
     from amxq.quantization import PackedWeight as PackedWeight
     from amxq.quantization import dequantize as dequantize
     from amxq.quantization import load_layer as load_layer
     from amxq.quantization import pack as pack
+    from amxq.quantization import stack_experts as stack_experts
     from amxq.runtime.autotuner import Config as Config
     from amxq.runtime.autotuner import autotune as autotune
     from amxq.runtime.explain import explain as explain
@@ -51,7 +53,9 @@ _HOMES = {
     "load_layer": "amxq.quantization",
     "load_model": "amxq.integrations",
     "pack": "amxq.quantization",
+    "route": "amxq.ops.route",
     "set_target": "amxq.runtime.targets",
+    "stack_experts": "amxq.quantization",
     "target": "amxq.runtime.targets",
     "testing": "amxq.testing",
 }
@@ -84,6 +88,7 @@ try:
     importlib.import_module("amxq.ops.fused_moe")
     importlib.import_module("amxq.ops.gated")
     importlib.import_module("amxq.ops.normalize")
+    importlib.import_module("amxq.ops.route")
 except ImportError:
     # Without a usable torch the names above raise when they are used, and the doctor still runs.
     pass
