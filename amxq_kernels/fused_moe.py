@@ -16,6 +16,7 @@ panel: each thread streams its share of an expert's weights once.
 import amxq.language as tl
 from amxq.runtime.jit import jit
 from amxq_kernels.int4_linear import int4_product
+from amxq_kernels.int4_linear_int8 import int8_product
 
 RECORD = 4
 """Numbers that describe a block: expert, its first row, its last row + 1, its first block."""
@@ -139,6 +140,26 @@ def expert_weight(qweight, scales, zeros, expert, N, K, group_size, BLOCK_K: tl.
 
 
 @jit
+def product(
+    x,
+    x_scales,
+    sums,
+    w,
+    m,
+    n,
+    sizes,
+    SPLITS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """fp32 [BLOCK_M, 32]: rows of x from m on, times 32 columns of the int4 tensor w from n on."""
+    M, stride, K, group_size = sizes
+    if x_scales is not None:
+        return int8_product(x, x_scales, sums, stride, w, m, n, M, K, group_size, BLOCK_M, BLOCK_K)
+    return int4_product(x, w, sums, m, n, M, K, group_size, SPLITS, BLOCK_M, BLOCK_K)
+
+
+@jit
 def add_bias(tile, bias, expert, n, N):
     """tile + the bias of 32 columns from n on; bias [E, N] or None."""
     if bias is None:
@@ -181,6 +202,7 @@ def gate_up(
     qweight,
     scales,
     zeros,
+    x_scales,
     sums,
     bias,
     weights,
@@ -190,6 +212,7 @@ def gate_up(
     tokens,
     first_block,
     M,
+    stride,
     total,
     N,
     K,
@@ -205,10 +228,12 @@ def gate_up(
 ):
     """h = activation(x · Wgateᵀ, x · Wupᵀ) for one block of rows and 32 of N columns.
 
-    x: bf16 [SPLITS · M, K]: a row for each assignment, or, IN_PLACE (BLOCK_M = 1), for each token.
-    qweight, scales, zeros: stacked experts [E, 2N, K]; N is a multiple of 32. sums: fp32
-    [M, K / BLOCK_K] or None. bias: [E, 2N] or None. weights: fp32, by assignment, or None: they
-    multiply x. h: bf16 [SPLITS · total, N]. Grid: (N / 32, blocks).
+    x: a row for each assignment, or, IN_PLACE (BLOCK_M = 1), for each token; bf16 [SPLITS · M, K]
+    with sums, fp32 [M, K / BLOCK_K] or None, as for int4_linear; or int8 [M, stride] with x_scales
+    and, for sums, offsets, as quantize_int8 writes them.
+    qweight, scales, zeros: stacked experts [E, 2N, K]; N is a multiple of 32. bias: [E, 2N] or
+    None. weights: fp32, by assignment, or None: they multiply x. h: bf16 [SPLITS · total, N].
+    Grid: (N / 32, blocks).
     """
     expert, row, end, panel = block_of(blocks, first_block, BLOCK_M)
     source = row
@@ -216,8 +241,9 @@ def gate_up(
         source = tl.load(tokens + row)
     n = panel * 32
     w = expert_weight(qweight, scales, zeros, expert, 2 * N, K, group_size, BLOCK_K)
-    gate = int4_product(x, w, sums, source, n, M, K, group_size, SPLITS, BLOCK_M, BLOCK_K)
-    up = int4_product(x, w, sums, source, n + N, M, K, group_size, SPLITS, BLOCK_M, BLOCK_K)
+    sizes = (M, stride, K, group_size)
+    gate = product(x, x_scales, sums, w, source, n, sizes, SPLITS, BLOCK_M, BLOCK_K)
+    up = product(x, x_scales, sums, w, source, n + N, sizes, SPLITS, BLOCK_M, BLOCK_K)
     if weights is not None:
         mine = row + tl.arange(0, BLOCK_M)
         factor = tl.load(weights + tl.load(slots + mine, mask=mine < end), mask=mine < end)
@@ -244,6 +270,7 @@ def expert_linear(
     qweight,
     scales,
     zeros,
+    x_scales,
     sums,
     bias,
     weights,
@@ -252,6 +279,7 @@ def expert_linear(
     slots,
     first_block,
     M,
+    stride,
     N,
     K,
     group_size,
@@ -263,14 +291,15 @@ def expert_linear(
 ):
     """y = weights · (x · Wᵀ) + bias for one block of rows and 32 of the columns first_column, ….
 
-    x: bf16 [SPLITS · M, K], one row for each assignment. The others as for gate_up, with
+    x: one row for each assignment. x and the others as for gate_up, with
     qweight … [E, N, K]. y: fp32 [M, columns]; first_column is a multiple of 32. Grid: (panels of
     ``columns`` columns, blocks).
     """
     expert, row, end, panel = block_of(blocks, first_block, BLOCK_M)
     n = first_column + panel * 32
     w = expert_weight(qweight, scales, zeros, expert, N, K, group_size, BLOCK_K)
-    acc = int4_product(x, w, sums, row, n, M, K, group_size, SPLITS, BLOCK_M, BLOCK_K)
+    sizes = (M, stride, K, group_size)
+    acc = product(x, x_scales, sums, w, row, n, sizes, SPLITS, BLOCK_M, BLOCK_K)
     if weights is not None:
         mine = row + tl.arange(0, BLOCK_M)
         factor = tl.load(weights + tl.load(slots + mine, mask=mine < end), mask=mine < end)

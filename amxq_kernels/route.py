@@ -51,8 +51,8 @@ def route(
     """The topk experts of one token, largest first, ties by number.
 
     logits: [M, GROUPS · SIZE], rows ``stride`` apart. bias: fp32 [GROUPS · SIZE] or None: added to
-    the scores where experts are chosen. weights: fp32 [M, topk], the scores, RENORMALIZE: divided by
-    their sum, times ``factor``. ids: int32 [M, topk]. Grid: (M,).
+    the scores where experts are chosen. weights: fp32 [M, topk], the scores times ``factor``,
+    RENORMALIZE: divided by their sum. ids: int32 [M, topk]. Grid: (M,).
     """
     m = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, GROUPS)[:, None] * SIZE + tl.arange(0, SIZE)[None, :]

@@ -8,8 +8,8 @@ import torch
 
 from amxq.errors import CheckpointError, ShapeError
 from amxq.integrations.layers import PackedModule
-from amxq.ops.expert_checks import check_precision
 from amxq.ops.fused_moe import fused_moe
+from amxq.ops.linear import check_precision
 from amxq.quantization.packed import PackedWeight
 
 _NAMES = ("qweight", "scales", "zeros", "perm")

@@ -11,7 +11,6 @@ from amxq.errors import AmxqError, DTypeError, LayoutError, ShapeError
 from amxq.quantization.packed import SCALE_DTYPES, PackedWeight
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "swiglu")
-PRECISIONS = ("bf16",)
 ROUTING_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 _LIMIT, _ALPHA = 7.0, 1.702  # of "swiglu", as in GPT-OSS
@@ -52,13 +51,6 @@ def check_activation(
     if limit is not None and not limit > 0:
         raise ShapeError(f"limit={limit}; expected a number above 0, or None for no limit")
     return Activation(kind, interleaved, limit, _ALPHA if alpha is None else alpha)
-
-
-def check_precision(precision: str) -> None:
-    if precision not in PRECISIONS:
-        raise DTypeError(
-            f"precision={precision!r}: this version has {', '.join(map(repr, PRECISIONS))}"
-        )
 
 
 def check_sizes(

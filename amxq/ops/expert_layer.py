@@ -17,11 +17,11 @@ from amxq.quantization.packed import PackedWeight
 
 
 class Rows(NamedTuple):
-    """Activations as the kernels take them.
+    """Activations, a row for each assignment or for each token.
 
     Attributes:
-        values: bf16 [splits · number + padding, K]: parts that add up to the activations. Blocks
-            may read, and never use, rows beyond the last.
+        values: [splits · number + padding, K]; in precision "bf16" bf16 parts that add up to the
+            activations. Blocks may read, and never use, rows beyond the last.
         number: how many rows there are.
     """
 
@@ -29,12 +29,29 @@ class Rows(NamedTuple):
     number: int
 
 
+class Operands(NamedTuple):
+    """What the matrix kernels begin with.
+
+    Attributes:
+        matrix: what has to be known of the weight to choose a kernel.
+        tensors: in the order of the kernels' parameters, None for what is absent.
+        stride: elements from one row of activations to the next.
+    """
+
+    matrix: Matrix
+    tensors: tuple[torch.Tensor | None, ...]
+    stride: int
+
+
 class ExpertLayer:
     """The steps of a call, in order: ``sort``, ``first``, ``second``."""
 
-    def __init__(self, target: str, sizes: Sizes, act: Activation, dtype: torch.dtype) -> None:
+    def __init__(
+        self, target: str, sizes: Sizes, act: Activation, dtype: torch.dtype, precision: str
+    ) -> None:
         self.target, self.sizes, self.act = target, sizes, act
-        self.splits = split_count(dtype)
+        self.int8 = precision == "int8"
+        self.splits = 1 if self.int8 else split_count(dtype)
         # whether gate and up panels pair up, so that one program can activate them
         self.fused = not act.interleaved and sizes.inner % PANEL == 0
 
@@ -89,22 +106,23 @@ class ExpertLayer:
         act, inner = self.act, self.sizes.inner
         rows, h = self._rows_of(x, w13.perm), self._empty_rows(inner)
         limited, limit = act.limit is not None, act.limit or 0.0
-        matrix, operands = self._operands(rows, w13, bias, weights)
+        operands = self._operands(rows, w13, bias, weights)
         if not self.fused:
             y = torch.empty((self.total, 2 * inner), dtype=torch.float32)
-            self._product(y, rows, w13, matrix, operands, 0, 2 * inner)
+            self._product(y, rows, w13, operands, 0, 2 * inner)
             kernel = kernels.activate(self.target, act.interleaved, act.kind, limited, self.splits)
             data = (y.data_ptr(), h.values.data_ptr(), self.total, inner, limit, act.alpha)
             kernel.launch((-(-inner // PANEL), self.total, 1), data)
             return h
         arrays = h.values.data_ptr(), self._blocks, self._slots, self._tokens
-        numbers = rows.number, self.total, inner, self.sizes.H, matrix.group_size, limit, act.alpha
+        matrix, sizes = operands.matrix, (rows.number, operands.stride, self.total, inner)
+        numbers = *sizes, self.sizes.H, matrix.group_size, limit, act.alpha
         for block_m, first, number in self._launches:
             kernel = kernels.gate_up(
                 self.target, matrix, self._in_place, act.kind, limited, self.splits, block_m
             )
             grid = inner // PANEL, number, 1
-            kernel.launch(grid, (*_pointers(operands), *arrays, first, *numbers))
+            kernel.launch(grid, (*_pointers(operands.tensors), *arrays, first, *numbers))
         return h
 
     def second(
@@ -121,13 +139,13 @@ class ExpertLayer:
         M, H = out.shape
         if w2.perm is not None:
             h = Rows(permuted(h.values, w2.perm), h.number)
-        matrix, operands = self._operands(h, w2, bias, None)
+        operands = self._operands(h, w2, bias, None)
         kernel = kernels.combine(self.target, None if weights is None else weights.dtype, out.dtype)
         band = kernels.band_columns(self.total, H)
         y = torch.empty((self.total, band), dtype=torch.float32)
         for column in range(0, H, band):
             columns = min(band, H - column)
-            self._product(y, h, w2, matrix, operands, column, columns)
+            self._product(y, h, w2, operands, column, columns)
             pointers = _pointers((y, weights))
             to = out.data_ptr() + column * out.element_size()
             grid = -(-columns // kernels.COMBINE_COLUMNS), M, 1
@@ -139,20 +157,21 @@ class ExpertLayer:
     def _rows_of(self, x: torch.Tensor, perm: torch.Tensor | None) -> Rows:
         """x with a row for each token where it is read in place, else one for each assignment."""
         M, H, splits = self.sizes.M, self.sizes.H, self.splits
-        if splits > 1 or perm is not None or not x.is_contiguous():
-            x = bf16_parts(ordered_rows(x, perm, H))
+        x = ordered_rows(x, perm, H)
+        if splits > 1:
+            x = bf16_parts(x)
         if self._in_place:
             return Rows(x, M)
-        rows = self._empty_rows(H)
+        rows = self._empty_rows(H, x.dtype)
         begin = (self._tokens - self._arrays.data_ptr()) // 4
         tokens = self._arrays[begin : begin + self.total]
         out = rows.values[: splits * self.total].view(splits, self.total, H)
         torch.index_select(x.view(splits, M, H), 1, tokens, out=out)
         return rows
 
-    def _empty_rows(self, columns: int) -> Rows:
+    def _empty_rows(self, columns: int, dtype: torch.dtype = torch.bfloat16) -> Rows:
         shape = self.splits * self.total + self._padding, columns
-        return Rows(torch.empty(shape, dtype=torch.bfloat16), self.total)
+        return Rows(torch.empty(shape, dtype=dtype), self.total)
 
     def _operands(
         self,
@@ -160,32 +179,42 @@ class ExpertLayer:
         w: PackedWeight,
         bias: torch.Tensor | None,
         weights: torch.Tensor | None,
-    ) -> tuple[Matrix, tuple[torch.Tensor | None, ...]]:
-        """What the matrix kernels begin with: its kind, and tensors, with sums of blocks of K where
-        zero points need them."""
+    ) -> Operands:
+        """The weight and its activations: in int8 with the scales and offsets of blocks, or in bf16
+        with the sums of blocks where zero points need them."""
         matrix = Matrix(
             w.scales.dtype,
             w.zeros is not None,
             None if bias is None else bias.dtype,
             weights is not None,
+            self.int8,
             w.group_size,
         )
-        sums = None
-        if matrix.zeros:
-            K, block_k = rows.values.shape[1], matrix.block_k
-            sums = torch.empty((rows.number + self._padding, K // block_k), dtype=torch.float32)
+        values, number = rows
+        K, block_k = values.shape[1], matrix.block_k
+        scales = sums = None
+        stride, padded = K, number + self._padding
+        if self.int8:
+            stride = schedule.int8_stride(K)
+            values = torch.empty((padded, stride), dtype=torch.int8)
+            blocks = K // block_k * number + self._padding
+            scales, sums = torch.empty((2, blocks), dtype=torch.float32)
+            kernel = schedule.quantize_int8(self.target, rows.values.dtype, block_k)
+            data = _pointers((rows.values, values, scales, sums))
+            kernel.launch((number, 1, 1), (*data, number, K, stride))
+        elif matrix.zeros:
+            sums = torch.empty((padded, K // block_k), dtype=torch.float32)
             kernel = schedule.block_sums(self.target, self.splits, block_k)
-            data = rows.values.data_ptr(), sums.data_ptr(), rows.number, K
-            kernel.launch((rows.number, 1, 1), data)
-        return matrix, (rows.values, w.qweight, w.scales, w.zeros, sums, bias, weights)
+            kernel.launch((number, 1, 1), (*_pointers((values, sums)), number, K))
+        tensors = values, w.qweight, w.scales, w.zeros, scales, sums, bias, weights
+        return Operands(matrix, tensors, stride)
 
     def _product(
         self,
         y: torch.Tensor,
         rows: Rows,
         w: PackedWeight,
-        matrix: Matrix,
-        operands: Sequence[torch.Tensor | None],
+        operands: Operands,
         column: int,
         columns: int,
     ) -> None:
@@ -193,11 +222,12 @@ class ExpertLayer:
         to the beginning of y."""
         N, K = w.out_features, rows.values.shape[1]
         arrays = y.data_ptr(), self._blocks, self._slots
-        numbers = rows.number, N, K, matrix.group_size, column, columns
+        matrix = operands.matrix
+        numbers = rows.number, operands.stride, N, K, matrix.group_size, column, columns
         for block_m, first, number in self._launches:
             kernel = kernels.expert_linear(self.target, matrix, self.splits, block_m)
             grid = -(-columns // PANEL), number, 1
-            kernel.launch(grid, (*_pointers(operands), *arrays, first, *numbers))
+            kernel.launch(grid, (*_pointers(operands.tensors), *arrays, first, *numbers))
 
 
 def _pointers(tensors: Sequence[torch.Tensor | None]) -> list[int]:

@@ -72,6 +72,7 @@ class Matrix(NamedTuple):
     Attributes:
         scales, zeros, bias: dtype of the scales, whether there are zero points, dtype of a bias.
         weighted: whether the routing weights multiply the product.
+        int8: whether activations are int8 instead of bf16.
         group_size: elements of K that share a scale.
     """
 
@@ -79,6 +80,7 @@ class Matrix(NamedTuple):
     zeros: bool
     bias: torch.dtype | None
     weighted: bool
+    int8: bool
     group_size: int
 
     @property
@@ -126,7 +128,7 @@ def gate_up(
     types = _operand_types(constants, matrix)
     types["h"] = pointers()[torch.bfloat16]
     types |= dict.fromkeys(("blocks", "slots", "tokens"), pointers()[torch.int32])
-    types |= dict.fromkeys(("first_block", "M", "total", "N", "K", "group_size"), I32)
+    types |= dict.fromkeys(("first_block", "M", "stride", "total", "N", "K", "group_size"), I32)
     types |= {"limit": F32, "alpha": F32}
     return kernel.compile(types, constants, target)
 
@@ -140,7 +142,7 @@ def expert_linear(target: str, matrix: Matrix, splits: int, block_m: int) -> Lau
     types = _operand_types(constants, matrix)
     types["y"] = pointers()[torch.float32]
     types |= dict.fromkeys(("blocks", "slots"), pointers()[torch.int32])
-    numbers = ("first_block", "M", "N", "K", "group_size", "first_column", "columns")
+    numbers = ("first_block", "M", "stride", "N", "K", "group_size", "first_column", "columns")
     types |= dict.fromkeys(numbers, I32)
     return kernel.compile(types, constants, target)
 
@@ -182,7 +184,7 @@ def _operand_types(constants: dict[str, Any], matrix: Matrix) -> dict[str, Type]
     """The arguments that both matrix kernels begin with; absent ones become constants."""
     table = pointers()
     types: dict[str, Type] = {
-        "x": table[torch.bfloat16],
+        "x": table[torch.int8 if matrix.int8 else torch.bfloat16],
         "qweight": PointerType(U8),
         "scales": table[matrix.scales],
     }
@@ -190,7 +192,8 @@ def _operand_types(constants: dict[str, Any], matrix: Matrix) -> dict[str, Type]
         types,
         constants,
         zeros=torch.uint8 if matrix.zeros else None,
-        sums=torch.float32 if matrix.zeros else None,
+        x_scales=torch.float32 if matrix.int8 else None,
+        sums=torch.float32 if matrix.int8 or matrix.zeros else None,
         bias=matrix.bias,
         weights=torch.float32 if matrix.weighted else None,
     )

@@ -9,6 +9,7 @@ import torch
 from amxq.errors import AmxqError, DTypeError, LayoutError
 from amxq.ops import expert_checks as checks
 from amxq.ops.expert_layer import ExpertLayer
+from amxq.ops.linear import check_precision
 from amxq.quantization.packed import PackedWeight
 from amxq.runtime.targets import get_target
 
@@ -66,7 +67,8 @@ def fused_moe(
         expert_map: int32 or int64 [number of ids]: what an id stands for, an expert 0..E-1, or -1
             for one that contributes nothing here (expert parallelism). None: ids are experts.
         w13_bias, w2_bias: [E, 2I] and [E, H], any floating dtype, or None.
-        precision: "bf16".
+        precision: "bf16", or "int8": x and what w2 is multiplied with are quantised at run time
+            to 8 bits, with a scale for each block of at most 128, as in :func:`amxq.linear`.
 
     Returns:
         [M, H] in x's dtype.
@@ -157,9 +159,9 @@ def _cpu(
     w2 = PackedWeight(w2_qweight, w2_scales, w2_zeros, w2_perm)
     sizes = checks.check_sizes(x, w13, w2, topk_weights, topk_ids, expert_map, w13_bias, w2_bias)
     act = checks.check_activation(activation, interleaved, limit, alpha)
-    checks.check_precision(precision)
+    check_precision(precision)
     out = x.new_empty((sizes.M, sizes.H))
-    layer = ExpertLayer(get_target(), sizes, act, x.dtype)
+    layer = ExpertLayer(get_target(), sizes, act, x.dtype, precision)
     if not layer.sort(topk_ids, expert_map):
         return out.zero_()
     weights = topk_weights.contiguous()
@@ -219,7 +221,7 @@ def _fake(
                 f"{name} is on {tensor.device} and x on {x.device}; expected CPU tensors"
             )
     checks.check_activation(activation, interleaved, limit, alpha)
-    checks.check_precision(precision)
+    check_precision(precision)
     w13 = PackedWeight(w13_qweight, w13_scales, w13_zeros, w13_perm)
     w2 = PackedWeight(w2_qweight, w2_scales, w2_zeros, w2_perm)
     checks.check_sizes(x, w13, w2, topk_weights, topk_ids, expert_map, w13_bias, w2_bias)

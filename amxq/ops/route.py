@@ -55,8 +55,8 @@ def route(
         routed_scaling_factor: multiplies the weights.
 
     Returns:
-        (weights fp32 [M, topk], ids int32 [M, topk]), largest first; of equal scores the expert with
-        the lower number comes first.
+        (weights fp32 [M, topk], ids int32 [M, topk]), largest first; of equal scores that of the
+        lower expert comes first.
 
     Raises:
         ShapeError, DTypeError, LayoutError: the arguments do not fit.
@@ -148,7 +148,7 @@ def _check(
         raise DTypeError(f"logits have dtype {logits.dtype}; expected bfloat16, float16 or float32")
     if logits.dim() != 2 or not 1 <= logits.shape[1] <= MOST_EXPERTS:
         raise ShapeError(
-            f"logits have shape {list(logits.shape)}; expected [M, E], at most {MOST_EXPERTS} experts"
+            f"logits have shape {list(logits.shape)}; expected [M, E], 1 to {MOST_EXPERTS} experts"
         )
     E = logits.shape[1]
     if scoring not in SCORINGS:
