@@ -297,10 +297,11 @@ class Semantic:
         if k != k2:
             raise Mistake(f"dot of [{m}, {k}] and [{k2}, {n}]: the inner dimensions differ")
         left, right = str(element_of(a.type)), str(element_of(b.type))
-        if (left, right) not in (("bf16", "u4"), ("i8", "u4"), ("bf16", "bf16"), ("f32", "f32")):
+        same = left == right and left in ("bf16", "f16", "f32")
+        if not same and (left, right) not in (("bf16", "u4"), ("i8", "u4")):
             raise Mistake(
                 f"dot of {left} and {right} is not defined",
-                "use bf16 with int4, int8 with int4, bf16 with bf16, or f32 with f32",
+                "use bf16 or int8 with int4, or two tiles of bf16, of f16 or of f32",
             )
         type_ = TileType((m, n), dot_element(a.type))
         if acc is not None and acc.type != type_:

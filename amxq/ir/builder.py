@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -49,6 +49,30 @@ class Builder:
 
     def value(self, cls: type[Op], type_: Type, **fields: Any) -> Value:
         return self.emit(cls, type_, **fields).result
+
+    def loop(
+        self,
+        end: int,
+        step: int,
+        body: Callable[[Value, list[Value]], list[Value]],
+        carried: Sequence[Value] = (),
+    ) -> list[Value]:
+        """A loop over an i64 from 0 to ``end``: ``body`` emits an iteration for the index and the
+        carried values and returns the next ones. Returns the last ones."""
+        block = Block((Value(I64), *(Value(x.type) for x in carried)))
+        with self.inside(block):
+            values = body(block.args[0], list(block.args[1:]))
+            self.emit(ops.Yield, values=tuple(values))
+        made = self.emit(
+            ops.For,
+            *(x.type for x in carried),
+            lower=self.i64(0),
+            upper=self.i64(end),
+            step=self.i64(step),
+            inits=tuple(carried),
+            body=block,
+        )
+        return list(made.results)
 
     # --- constants ------------------------------------------------------------------------
 

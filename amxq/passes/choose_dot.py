@@ -18,8 +18,9 @@ import dataclasses
 
 from amxq.ir import ops
 from amxq.ir.ops import Block, Function
-from amxq.ir.types import I8, U4, element_of, scalar_of, shape_of
+from amxq.ir.types import BF16, I8, U4, element_of, scalar_of, shape_of
 from amxq.passes.tile_registers import shapes, united, width_of_tile
+from amxq.passes.tiles import CHUNK
 
 AMX_MIN_ROWS = 1
 """From how many rows on tile registers win. Emerald Rapids, 2026-11-30: VDPBF16PS takes 2 cycles
@@ -40,13 +41,22 @@ def _block(block: Block, target: str, function: Function) -> None:
 
 def _lowering(op: ops.Dot, target: str, function: Function) -> str:
     int8 = element_of(op.lhs.type) == I8
-    if element_of(op.rhs.type) != U4 or target not in ("amx", "avx512_bf16"):
+    if target not in ("amx", "avx512_bf16") or not _in_pairs(op):
         return "vpmaddubsw" if int8 else "fma"
     rows, depth = shape_of(op.lhs.type)
-    if target == "amx" and rows >= AMX_MIN_ROWS:
+    whole = element_of(op.rhs.type) == U4 or (depth % 4 == 0 and (rows <= CHUNK or rows % 16 == 0))
+    if target == "amx" and rows >= AMX_MIN_ROWS and whole:
         width = width_of_tile(depth * scalar_of(op.lhs.type).bytes)
         tiles = united(function.tiles, shapes(rows, width))
         if tiles is not None:
             function.tiles = tiles
             return "amx"
     return "vpdpbusd" if int8 else "vdpbf16ps"
+
+
+def _in_pairs(op: ops.Dot) -> bool:
+    """Whether the instructions for pairs of bf16, or for int8, can carry out a dot."""
+    if element_of(op.rhs.type) == U4:
+        return True
+    depth, columns = shape_of(op.rhs.type)
+    return element_of(op.rhs.type) == BF16 and depth % 2 == 0 and columns % 16 == 0

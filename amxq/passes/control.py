@@ -85,6 +85,7 @@ def for_loop(v: Vectorizer, op: ops.For) -> None:
         _bind(v, arg, list(args))
         body.args += args
         inits += parts
+    v.destinations |= _destinations(v, op, homes)
     outer, v.loop = v.loop, Loop(op, lower, upper, step, v.b.block, body)
     with v.b.inside(body):
         values = v.block(op.body)
@@ -105,6 +106,32 @@ def for_loop(v: Vectorizer, op: ops.For) -> None:
         body=body,
     )
     _bind_results(v, op.results, homes, list(loop.results)[: len(last)])
+
+
+def _destinations(v: Vectorizer, op: ops.For, homes: dict[int, Place]) -> dict[Value, Place]:
+    """Dots whose result the loop carries, and whose sums start from what it carried before: they
+    add up where it lies, if nothing else reads that."""
+    found: dict[Value, Place] = {}
+    last = op.body.ops[-1]
+    assert isinstance(last, ops.Yield)
+    for i, home in homes.items():
+        arg, result = op.body.args[i + 1], last.values[i]
+        dot = v.defs.get(result)
+        if not isinstance(dot, ops.Dot) or dot.acc is None or v.uses.get(arg) != 1:
+            continue
+        reads = _reads(v, dot.acc)
+        if reads.get(arg) and not any(v.uses[x] > 1 for x in _between(v, dot.acc, arg)):
+            found[result] = home
+    return found
+
+
+def _between(v: Vectorizer, value: Value, arg: Value) -> list[Value]:
+    """The values that ``value`` is computed from ``arg`` through, where ``arg`` has one use."""
+    if value is arg:
+        return []
+    op = v.defs[value]
+    inner = next(x for x in ops.operands(op) if arg in _reads(v, x))
+    return [value, *_between(v, inner, arg)]
 
 
 def branch(v: Vectorizer, op: ops.If) -> None:
@@ -161,6 +188,8 @@ def _update_homes(
         others = {args[j] for j in homes if j != i}
         reads = _reads(v, values[i])
         safe = reads.get(args[i], True) and not any(o in reads for o in others)
+        if v.tiles[values[i]].place == homes[i]:
+            continue  # a dot has added up there
         if safe and not any(args[i] in _reads(v, values[j]) for j in homes if j != i):
             v.materialize(v.tiles[values[i]], homes[i])
         else:

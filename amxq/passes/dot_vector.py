@@ -50,7 +50,7 @@ PREFETCH = 1024
 likes 4096, but uses tiles."""
 
 
-def lower(v: Vectorizer, op: ops.Dot, method: Int4Dot | Dense) -> None:
+def lower(v: Vectorizer, op: ops.Dot, method: Int4Dot) -> None:
     """Emits a dot by ``method``, which does a block of rows."""
     type_ = op.result.type
     assert isinstance(type_, TileType)
@@ -286,46 +286,3 @@ class Int4Dot:
         odd = b.binary("and", pairs, b.constant(0xFFFF0000, bits))
         wide = VectorType(self.v.lanes, F32)
         return bitcast(b, even, wide), bitcast(b, odd, wide)
-
-
-@dataclass
-class Dense:
-    """Rows of b times broadcast elements of a, in fp32, over a loop of k."""
-
-    v: Vectorizer
-    op: ops.Dot
-
-    def run(self, a: Place, rows: int, acc: Tile | None, first: Index) -> list[Value]:
-        v, b, rhs = self.v, self.v.b, self.op.rhs.type
-        assert isinstance(rhs, TileType)
-        depth, n = rhs.shape
-        lanes = v.lanes_of(rhs)
-        columns = n // lanes
-        w = v.stored(rhs, place_of(v, self.op.rhs))
-        wide = F32 if lanes == 1 else VectorType(lanes, F32)
-        start = _start(v, acc, first, rows, columns, wide)
-        body = Block((Value(I64, "k"), *(Value(s.type) for s in start)))
-        with b.inside(body):
-            k, accs = body.args[0], list(body.args[1:])
-            weights = [
-                b.cast(w.at(Index(k, 0), Index(None, c * lanes)), F32) for c in range(columns)
-            ]
-            for row in range(rows):
-                offset = b.add(b.mul(b.i64(row), a.stride), k)
-                pointer = b.addptr(a.pointer, offset)
-                scalar = b.value(hw.VectorLoad, a.element, pointer=pointer, mask=None)
-                x = v.splat(b.cast(scalar, F32), lanes)
-                for c in range(columns):
-                    i = row * columns + c
-                    accs[i] = b.value(hw.Fma, wide, a=x, b=weights[c], c=accs[i])
-            b.emit(ops.Yield, values=tuple(accs))
-        loop = b.emit(
-            ops.For,
-            *(s.type for s in start),
-            lower=b.i64(0),
-            upper=b.i64(depth),
-            step=b.i64(1),
-            inits=tuple(start),
-            body=body,
-        )
-        return list(loop.results)

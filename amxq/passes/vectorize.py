@@ -35,9 +35,9 @@ from amxq.ir.types import (
     VectorType,
     element_of,
 )
-from amxq.passes import affine, aliases, control, dot_amx, dot_vector, memory, reductions
+from amxq.passes import affine, aliases, control, dot_amx, dot_dense, dot_vector, memory, reductions
 from amxq.passes.dot_int8 import Int8Dot
-from amxq.passes.dot_vector import Dense, Int4Dot
+from amxq.passes.dot_vector import Int4Dot
 from amxq.passes.tiles import FIRST, At, Index, Place, Tile, positions, registers
 from amxq.passes.traversal import Traversal
 
@@ -73,6 +73,7 @@ class Vectorizer:
         self.tile_config = function.tiles
         # (int4 tile, bytes of an activation) → where it is dequantised
         self.panels: dict[tuple[Value, int], tuple[Block, Value]] = {}
+        self.destinations: dict[Value, Place] = {}  # dot → where the loop around carries its result
         self.loop: control.Loop | None = None  # the innermost loop around what is rewritten
         self.traversal = Traversal(self, function)
         self.region: Block = function.body  # of the source, that is being rewritten
@@ -436,11 +437,12 @@ class Vectorizer:
         """Read by the dots that use it."""
 
     def on_dot(self, op: ops.Dot) -> None:
-        if op.lowering == "amx":
+        if element_of(op.rhs.type) != U4:
+            dot_dense.lower(self, op)
+        elif op.lowering == "amx":
             dot_amx.lower(self, op)
         else:
-            int4 = element_of(op.rhs.type) == U4
-            method = Int8Dot if element_of(op.lhs.type) == I8 else Int4Dot if int4 else Dense
+            method = Int8Dot if element_of(op.lhs.type) == I8 else Int4Dot
             dot_vector.lower(self, op, method(self, op))
 
     # --- control (amxq.passes.control) ----------------------------------------------------

@@ -35,9 +35,11 @@ def dense(a, b, acc, out, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
         target.store([0, 0], tl.dot(x, right.load([0, 0]), start.load([0, 0])))
 
 
-@pytest.mark.parametrize("shape", [(1, 16, 8), (5, 3, 7), (33, 32, 24), (64, 64, 48)])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_dense_dots(on: str, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    "shape", [(1, 16, 8), (5, 3, 7), (17, 48, 32), (33, 32, 24), (48, 80, 32), (64, 64, 48)]
+)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_dense_dots(on_each: str, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     m, n, k = shape
     a, b = torch.randn(m, k).to(dtype), torch.randn(k, n).to(dtype)
     acc = torch.randn(m, n) if m % 2 else None
