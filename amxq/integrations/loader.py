@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from amxq.errors import CheckpointError, QuantizationConfigError
+from amxq.errors import CheckpointError, DTypeError, QuantizationConfigError
 from amxq.integrations import skeleton
 from amxq.integrations.expert_loader import ExpertTensors, replace_experts
 from amxq.integrations.experts import Int4Experts
@@ -27,12 +27,15 @@ from amxq.integrations.progress import Progress
 from amxq.integrations.summary import LoadSummary
 from amxq.ops.linear import check_precision
 from amxq.quantization.checkpoint import Checkpoint
+from amxq.quantization.detect import folder_path
 from amxq.quantization.files import did_you_mean
 from amxq.quantization.names import some
 from amxq.quantization.scheme import LayerScheme
 from amxq.runtime import targets
 
 _log = logging.getLogger(__name__)
+
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 # What is not a module's own state: rotary frequencies that old exporters wrote out, for example.
 _COMPUTED = re.compile(r"\.(rotary_emb\.inv_freq|attn\.(masked_bias|bias))$")
@@ -57,7 +60,7 @@ def load_model(
         target: which instruction set to use, as :func:`amxq.set_target` takes it and for the
             whole process; ``"auto"`` is the best that this CPU runs. None leaves the choice as
             it is; if nobody has made one, an AutoRound checkpoint is refused without usable AMX.
-        dtype: of everything that is not quantised, and so of the activations.
+        dtype: of everything that is not quantised, and so of the activations: bf16, fp16, fp32.
         allow_nonfinite: load layers with NaN or infinite scales too, with a warning that names
             them, instead of refusing.
         precision: of the INT4 layers: "bf16", exact, or "int8", which quantises their
@@ -72,10 +75,11 @@ def load_model(
             model has a quantised layer that is neither a ``torch.nn.Linear`` nor a ``Conv1D``.
         QuantizationConfigError: the quantisation is not one that amxq serves, or nobody asked
             for a target and there is no usable AMX.
+        DTypeError: another dtype.
         TargetError: this CPU does not run `target`.
         ImportError: transformers is not installed.
     """
-    path = Path(folder)
+    path = folder_path(folder)
     if target is None:
         return _load(path, dtype, allow_nonfinite, precision)
     with targets.target(target):
@@ -88,6 +92,8 @@ def _load(
     folder: Path, dtype: torch.dtype, allow_nonfinite: bool, precision: str
 ) -> tuple[Any, Any]:
     check_precision(precision)
+    if dtype not in _DTYPES:
+        raise DTypeError(f"dtype is {dtype!r:.80}; expected {', '.join(map(str, _DTYPES))}")
     skeleton.need_transformers()
     checkpoint = Checkpoint.open(folder)
     checkpoint.allow_nonfinite = allow_nonfinite

@@ -53,7 +53,8 @@ def linear(
         x: [..., K] bf16, fp16 or fp32 on the CPU, any strides, any number of rows (0 too).
         qweight, scales, zeros, perm: a packed weight's tensors; or a raw checkpoint triple
             (int32 GPTQ or AWQ qweight, scales, int32 zeros), packed at first use and remembered
-            while its qweight lives.
+            while its qweight lives. Of perm only the range is checked here; that it names no
+            feature twice is checked by whatever makes or loads packed weights.
         bias: [N] or None; any floating dtype.
         precision: "bf16", exact as said above, or "int8": x is quantised at run time to 8 bits,
             with a scale for each row and block of at most 128 features within a group. Faster

@@ -26,6 +26,7 @@ from amxq.quantization.scheme import (
     UNQUANTIZED,
     LayerScheme,
     agreed,
+    check_name,
     expert_schemes,
     fused_siblings,
     has_path,
@@ -213,6 +214,7 @@ class AutoRoundConfig(QuantizationConfig):
         Raises:
             QuantizationConfigError: what is fused into this layer disagrees.
         """
+        check_name(name)
         if name in self._extra:
             return self._resolved(name, True)
         quantized = self._quantized_by_default(name, is_lm_head or is_lm_head_name(name))

@@ -15,6 +15,7 @@ from amxq.quantization.scheme import (
     UNQUANTIZED,
     LayerScheme,
     agreed,
+    check_name,
     fused_siblings,
     has_path,
     reaches,
@@ -95,6 +96,7 @@ class AWQConfig(QuantizationConfig):
         Raises:
             QuantizationConfigError: what is fused into this layer disagrees.
         """
+        check_name(name)
         is_lm_head = is_lm_head or name.rpartition(".")[2] == "lm_head"
         if self._skipped(name) or (is_lm_head and not self.lm_head_quantized):
             return UNQUANTIZED

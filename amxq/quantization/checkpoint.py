@@ -130,7 +130,7 @@ class Checkpoint:
 
     def stored(self, prefix: str) -> StoredLayer:
         """How one quantised layer is stored. Raises as :meth:`method`."""
-        if prefix in self._layers:
+        if isinstance(prefix, str) and prefix in self._layers:
             return self._layers[prefix]
         if f"{prefix}.weight" in self.files:
             raise CheckpointError(

@@ -20,6 +20,7 @@ from amxq.quantization.scheme import (
     UNQUANTIZED,
     LayerScheme,
     agreed,
+    check_name,
     expert_schemes,
     fused_siblings,
     reaches,
@@ -143,6 +144,7 @@ class CompressedTensorsConfig(QuantizationConfig):
         Raises:
             QuantizationConfigError: what is fused into this layer disagrees.
         """
+        check_name(name)
         if is_fused_moe:
             sources = self._expert_schemes(name)
             return agreed(name, sources) if sources else self._resolved(name)

@@ -48,7 +48,7 @@ def load_quantization_config(
             asks for what is not supported; 4 bits are.
         CheckpointError: the folder or one of its JSON files cannot be read.
     """
-    block = dict(source) if isinstance(source, Mapping) else read_block(Path(source))
+    block = dict(source) if isinstance(source, Mapping) else read_block(folder_path(source))
     if isinstance(source, Mapping):
         block = nested_block(block) or block
     config = from_block(block)
@@ -87,6 +87,29 @@ def nested_block(config: Mapping[str, Any]) -> dict[str, Any] | None:
                 default = {"quant_method": "compressed-tensors"} if "comp" in key else {}
                 return default | dict(block)
     return None
+
+
+def folder_path(folder: object) -> Path:
+    """The path of a folder, whether it exists or not.
+
+    Raises:
+        CheckpointError: it is no path, or none that this system can have.
+    """
+    if not isinstance(folder, str | os.PathLike) or not isinstance(os.fspath(folder), str):
+        raise CheckpointError(
+            f"the folder is {fields.shown(folder)}, a {type(folder).__name__}; expected its path, "
+            f"a str or a pathlib.Path"
+        )
+    try:
+        os.stat(folder)
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{fields.shown(os.fspath(folder))} cannot be looked into ({error}); expected the "
+            f"folder of a checkpoint"[:400]
+        ) from None
+    return Path(folder)
 
 
 def read_block(folder: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from amxq.errors import CheckpointError
-from amxq.quantization.detect import read_json
+from amxq.quantization.detect import folder_path, read_json
 from amxq.quantization.tensor_file import Entry, MappedFile, read_header
 
 _INDEX = "model.safetensors.index.json"
@@ -54,7 +54,7 @@ class TensorFiles:
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self.folder = Path(folder)
+        self.folder = folder_path(folder)
         if not self.folder.is_dir():
             raise CheckpointError(
                 f"{str(folder)!r} is not a folder; expected the folder of a checkpoint, "
@@ -112,7 +112,7 @@ class TensorFiles:
     def _find(self, name: str) -> tuple[File, Entry]:
         try:
             return self._where[name]
-        except KeyError:
+        except (KeyError, TypeError):  # TypeError: not even a name
             raise CheckpointError(
                 f"there is no tensor {name!r} in {str(self.folder)!r}{did_you_mean(name, self)}"
             ) from None
@@ -177,11 +177,11 @@ class TensorFiles:
         return read_header(self.folder / file)
 
 
-def did_you_mean(name: str, names: Iterable[str]) -> str:
+def did_you_mean(name: object, names: Iterable[str]) -> str:
     """``; did you mean 'a' or 'b'?``, or nothing."""
     import difflib
 
-    close = difflib.get_close_matches(name, list(names), n=2)
+    close = difflib.get_close_matches(name, list(names), n=2) if isinstance(name, str) else []
     return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
 
 

@@ -19,6 +19,7 @@ from amxq.quantization.scheme import (
     UNQUANTIZED,
     LayerScheme,
     agreed,
+    check_name,
     expert_schemes,
     fused_siblings,
     is_lm_head_name,
@@ -141,6 +142,7 @@ class GPTQConfig(QuantizationConfig):
         Raises:
             QuantizationConfigError: what is fused into this layer disagrees.
         """
+        check_name(name)
         is_lm_head = is_lm_head or is_lm_head_name(name)
         if is_fused_moe:
             sources = expert_schemes(name, self.dynamic or (), self._key, self._resolved)

@@ -78,7 +78,7 @@ def validate(
                 f"zeros have shape {list(zeros.shape)}; format {format!r} with scales "
                 f"{list(scales.shape)} expects {list(expected)}, that is {_LAYOUTS[format][2]}"
             )
-    groups = None if g_idx is None else _one_g_idx(g_idx, K, G)
+    groups = None if g_idx is None else _one_g_idx(g_idx, qweight.shape[:-2], K, G)
     group = _group(group_size, groups, K, G)
     order = None if groups is None else _order(groups, K, G, group)
     if plain:
@@ -167,9 +167,9 @@ def _other_format(qweight: torch.Tensor, scales: torch.Tensor) -> str | None:
     return {N: "gptq", -(-N // 8): "awq"}.get(qweight.shape[-1])
 
 
-def _one_g_idx(g_idx: torch.Tensor, K: int, G: int) -> torch.Tensor:
-    """g_idx as int64 [K], every value in 0..G-1."""
-    if g_idx.dim() == 2:
+def _one_g_idx(g_idx: torch.Tensor, lead: torch.Size, K: int, G: int) -> torch.Tensor:
+    """g_idx, [K] or [E, K], as int64 [K], every value in 0..G-1."""
+    if lead and g_idx.shape[:-1] == lead:
         if not bool((g_idx == g_idx[:1]).all()):
             expert = int((g_idx != g_idx[:1]).any(dim=1).nonzero()[0])
             raise LayoutError(

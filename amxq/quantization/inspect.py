@@ -18,7 +18,7 @@ from amxq.errors import AmxqError, CheckpointError
 from amxq.quantization import packed_checkpoint
 from amxq.quantization.base import QuantizationConfig
 from amxq.quantization.checkpoint import Checkpoint
-from amxq.quantization.detect import from_block, read_block
+from amxq.quantization.detect import folder_path, from_block, read_block
 from amxq.quantization.files import TensorFiles
 from amxq.quantization.names import some
 from amxq.quantization.packed import BLOCK
@@ -108,7 +108,7 @@ def inspect_checkpoint(folder: str | os.PathLike[str]) -> Inspection:
     Raises:
         CheckpointError: there is no such folder. Everything else is told in the result.
     """
-    path = Path(folder)
+    path = folder_path(folder)
     if not path.is_dir():
         raise CheckpointError(f"{str(folder)!r} is not a folder; expected that of a checkpoint")
     found = Inspection(str(path), packed=packed_checkpoint.is_packed(path))

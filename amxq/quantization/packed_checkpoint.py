@@ -25,7 +25,7 @@ from amxq.errors import AmxqError, CheckpointError, QuantizationConfigError
 from amxq.quantization import fields
 from amxq.quantization.base import LayerMethod, QuantizationConfig, check_bits
 from amxq.quantization.checkpoint import Checkpoint
-from amxq.quantization.detect import from_block, read_block, read_json
+from amxq.quantization.detect import folder_path, from_block, read_block, read_json
 from amxq.quantization.files import File, TensorFiles, is_plain_name
 from amxq.quantization.packed import PackedWeight
 from amxq.quantization.scheme import LayerScheme
@@ -140,7 +140,7 @@ class PackedCheckpoint(Checkpoint):
             CheckpointError: it is no packed checkpoint, was written by another version, or is
                 damaged.
         """
-        path = Path(folder)
+        path = folder_path(folder)
         manifest = read_json(path / MANIFEST)
         if manifest.get("format") != _FORMAT or manifest.get("version") != VERSION:
             raise CheckpointError(
@@ -205,7 +205,7 @@ class PackedCheckpoint(Checkpoint):
 
 def is_packed(folder: str | os.PathLike[str]) -> bool:
     """Whether a folder is a packed checkpoint, sound or not."""
-    return (Path(folder) / MANIFEST).is_file()
+    return (folder_path(folder) / MANIFEST).is_file()
 
 
 def pack_checkpoint(
@@ -229,7 +229,7 @@ def pack_checkpoint(
         QuantizationConfigError: it holds a layer that is not 4-bit, or is not supported.
     """
     source = Checkpoint.open(folder)
-    target = Path(out)
+    target = folder_path(out)
     if isinstance(source, PackedCheckpoint):
         raise CheckpointError(f"{str(folder)!r} is packed already; copy it instead")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):

@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from amxq.errors import QuantizationConfigError
+from amxq.errors import DTypeError, QuantizationConfigError
 
 REGEX_CHARACTERS = frozenset("*+?^$()[]{}|\\")
 
@@ -68,6 +68,12 @@ def has_path(name: str, part: str) -> bool:
 def is_lm_head_name(name: str) -> bool:
     """Whether the last component of ``name`` says that this is the output projection."""
     return name.rpartition(".")[2] == "lm_head"
+
+
+def check_name(name: object) -> None:
+    """Raises DTypeError for what is no layer's name."""
+    if not isinstance(name, str):
+        raise DTypeError(f"the layer's name is a {type(name).__name__}; expected its dotted path")
 
 
 def is_expert_name(name: str) -> bool:

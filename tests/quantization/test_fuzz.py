@@ -1,13 +1,17 @@
 """Hostile configurations and headers: typed errors or an answer, soon, and nothing else.
 
-The same inputs run few in the default suite and 100,000 under the marker ``slow``.
+The same inputs run few in the default suite, 100,000 under the marker ``slow``, and as atheris
+chooses them under ``atheris``, which is skipped where that package is not installed.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import struct
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -195,7 +199,11 @@ def try_file(folder: Path, data: bytes, block: dict[Any, Any]) -> None:
     assert time.perf_counter() - begin < 5
 
 
-def run(count: int, inputs: st.SearchStrategy[Any], check: Callable[..., None]) -> None:
+def as_property(
+    count: int, inputs: st.SearchStrategy[Any], check: Callable[..., None]
+) -> Callable[[], None]:
+    """A property that holds for `inputs`; fuzz_targets.py drives the same ones."""
+
     @settings(
         max_examples=count,
         deadline=None,
@@ -206,24 +214,27 @@ def run(count: int, inputs: st.SearchStrategy[Any], check: Callable[..., None]) 
     def every(case: Any) -> None:
         check(case)
 
-    every()
+    return every
+
+
+any_configuration = configurations | st.dictionaries(keys, values, max_size=8)
+damaged_files = st.tuples(st.builds(damaged_file, mutations, renames, flips, contents), good)
+other_files = st.tuples(st.builds(other_file, others, absent, contents), good | configurations)
 
 
 @pytest.mark.parametrize("count", [300, pytest.param(50_000, marks=pytest.mark.slow)])
 def test_configurations(count: int) -> None:
-    run(count, configurations | st.dictionaries(keys, values, max_size=8), try_configuration)
+    as_property(count, any_configuration, try_configuration)()
 
 
 @pytest.mark.parametrize("count", [200, pytest.param(25_000, marks=pytest.mark.slow)])
 def test_damaged_files(count: int, tmp_path: Path) -> None:
-    cases = st.tuples(st.builds(damaged_file, mutations, renames, flips, contents), good)
-    run(count, cases, lambda case: try_file(tmp_path, *case))
+    as_property(count, damaged_files, lambda case: try_file(tmp_path, *case))()
 
 
 @pytest.mark.parametrize("count", [200, pytest.param(25_000, marks=pytest.mark.slow)])
 def test_other_files(count: int, tmp_path: Path) -> None:
-    cases = st.tuples(st.builds(other_file, others, absent, contents), good | configurations)
-    run(count, cases, lambda case: try_file(tmp_path, *case))
+    as_property(count, other_files, lambda case: try_file(tmp_path, *case))()
 
 
 @pytest.mark.parametrize("count", [100, pytest.param(5_000, marks=pytest.mark.slow)])
@@ -247,7 +258,7 @@ def test_manifests_of_packed_checkpoints(count: int, tmp_path: Path) -> None:
         except AmxqError as error:
             assert len(str(error)) < 5000
 
-    run(count, st.tuples(changes, inner), check)
+    as_property(count, st.tuples(changes, inner), check)()
 
 
 def test_values_that_contain_themselves() -> None:
@@ -270,3 +281,42 @@ def test_keys_that_are_no_strings_and_numbers_that_cannot_be_shown() -> None:
     try_configuration({1: 2, None: 3, "quant_method": "gptq", "bits": 4, "group_size": 32})
     try_configuration({1: 2, None: 3})
     try_configuration({"bits": 4, "group_size": 32, "desc_act": True, "dynamic": {3: {}}})
+
+
+NO_PATHS = (None, 3, True, b"x", ["a"], object(), "a\0b", "x" * 5000, "x" * 300)
+
+
+@pytest.mark.parametrize("value", NO_PATHS, ids=lambda value: repr(value)[:12])
+def test_what_is_no_folder(value: Any, tmp_path: Path) -> None:
+    for read in (load_quantization_config, Checkpoint.open, inspect_checkpoint, TensorFiles):
+        with pytest.raises(AmxqError):
+            read(value)
+    write(tmp_path, AR, a=layer(0, "gptq")[1])
+    with pytest.raises(AmxqError):
+        pack_checkpoint(tmp_path, value)
+
+
+@pytest.mark.parametrize("value", [None, 3, b"a", [], {}], ids=repr)
+def test_what_is_no_name(value: Any, tmp_path: Path) -> None:
+    write(tmp_path, AR, a=layer(0, "gptq")[1])
+    checkpoint = Checkpoint.open(tmp_path)
+    asked = (checkpoint.load_layer, checkpoint.read, checkpoint.method, checkpoint.why_plain)
+    for ask in (*asked, checkpoint.quantization.get_layer_config):
+        with pytest.raises(AmxqError):
+            ask(value)
+    for block in ({"quant_method": "gptq", "bits": 4, "group_size": 32}, AR):
+        with pytest.raises(AmxqError):
+            load_quantization_config(block).get_layer_config(value)
+
+
+@pytest.mark.atheris
+@pytest.mark.parametrize("target", ["configurations", "damaged_files", "other_files", "bytes"])
+def test_guided_by_coverage(target: str, tmp_path: Path) -> None:
+    """AMXQ_FUZZ_RUNS inputs (default 5,000) that atheris finds, or the crash that it found."""
+    pytest.importorskip("atheris")
+    script = Path(__file__).with_name("fuzz_targets.py")
+    runs = os.environ.get("AMXQ_FUZZ_RUNS", "5000")
+    command = [sys.executable, str(script), target, f"-runs={runs}", "-rss_limit_mb=8192"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert f"Done {runs} runs" in done.stderr

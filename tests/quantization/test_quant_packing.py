@@ -214,6 +214,8 @@ def bad_inputs() -> list[tuple[str, type[AmxqError], dict[str, Any]]]:
         (r"scales\[1, 3\] is nan", LayoutError, base | {"scales": nan}),
         (r"scales\[0, 5\] is inf", LayoutError, base | {"scales": inf}),
         (r"g_idx has shape \[31\]", ShapeError, plains | {"g_idx": skew[:31]}),
+        (r"g_idx has shape \[0, 32\]", ShapeError, base | {"g_idx": skew.expand(0, 32)}),
+        (r"g_idx has shape \[2, 32\]", ShapeError, base | {"g_idx": skew.expand(2, 32)}),
         (r"g_idx\[7\] is 2", LayoutError, base | {"g_idx": skew.index_fill(0, torch.tensor(7), 2)}),
         (
             r"g_idx\[7\] is -1",
