@@ -60,10 +60,13 @@ class BoundCall:
         if plan is None:
             plan = self._plans[key] = self._plan(*key)
         y = x.new_empty((*x.shape[:-1], self.N))
+        rows: tuple[int, ...] = (x.data_ptr(),)
+        if plan.int8:
+            rows, _held = plan.quantised(rows[0], M, self.K)
         plan.kernel.launch(
             plan.grid,
             (
-                x.data_ptr(),
+                *rows,
                 *self._addresses,
                 y.data_ptr(),
                 M,

@@ -192,19 +192,19 @@ def bound_linear(
     def general(x: torch.Tensor) -> torch.Tensor:
         return linear(x, *packed, bias=bias, precision=precision)
 
-    if precision != "bf16" or packed.perm is not None or packed.zeros is not None:
+    if packed.perm is not None or (precision == "bf16" and packed.zeros is not None):
         return general  # these have work to do before the kernel
     if bias is not None and (bias.dtype is torch.float64 or not bias.is_contiguous()):
         return general
-    scales = packed.scales.dtype
+    scales, zeros = packed.scales.dtype, packed.zeros is not None
     kind = None if bias is None else bias.dtype
 
     def plan(M: int, target: str) -> schedule.Plan:
         return schedule.plan(
-            M, K, N, K // G, target, scales, False, kind, torch.bfloat16, precision
+            M, K, N, K // G, target, scales, zeros, kind, torch.bfloat16, precision
         )
 
-    fixed = (packed.qweight, packed.scales) + (() if bias is None else (bias,))
+    fixed = tuple(t for t in (*packed[:3], bias) if t is not None)
     return BoundCall((N, K, K // G), fixed, plan, general)
 
 
@@ -256,13 +256,9 @@ def _run(
     result = [y.data_ptr()] if bias is None else [bias.data_ptr(), y.data_ptr()]
     sizes = (M, N, padded, padded // G, plan.grid[0])
 
-    if precision == "int8" and plan.prepare is not None:
-        stride, blocks = schedule.int8_stride(padded), padded // plan.block_k
-        values = torch.empty((M, stride), dtype=torch.int8)
-        scaling = torch.empty((2, blocks, M), dtype=torch.float32)
-        quantised = [values.data_ptr(), scaling.data_ptr(), scaling.data_ptr() + 4 * blocks * M]
-        plan.prepare.launch((M, 1, 1), [rows.data_ptr(), *quantised, M, padded, stride])
-        plan.kernel.launch(plan.grid, [*quantised, stride, *weight, *result, *sizes])
+    if plan.int8:
+        quantised, _held = plan.quantised(rows.data_ptr(), M, padded)
+        plan.kernel.launch(plan.grid, [*quantised, *weight, *result, *sizes])
         return y
     if plan.splits > 1:
         rows = bf16_parts(rows.view(M, padded))

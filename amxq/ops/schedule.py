@@ -34,6 +34,7 @@ class Plan:
         splits: bf16 numbers that one activation is the sum of.
         block_k: depth of a block; divides the group size.
         grid: (row blocks of a band, panels, bands).
+        int8: whether the kernel takes activations as :meth:`quantised` gives them.
     """
 
     kernel: Launchable
@@ -41,6 +42,19 @@ class Plan:
     splits: int
     block_k: int
     grid: tuple[int, int, int]
+    int8: bool = False
+
+    def quantised(self, x: int, M: int, K: int) -> tuple[tuple[int, ...], object]:
+        """x [M, K], at an address, in int8: what the kernel takes for it, and what must live as
+        long."""
+        assert self.int8 and self.prepare is not None
+        stride, blocks = int8_stride(K), K // self.block_k
+        values = torch.empty((M, stride), dtype=torch.int8)
+        scaling = torch.empty((2, blocks, M), dtype=torch.float32)
+        first = scaling.data_ptr()
+        addresses = (values.data_ptr(), first, first + 4 * blocks * M)
+        self.prepare.launch((M, 1, 1), (x, *addresses, M, K, stride))
+        return (*addresses, stride), (values, scaling)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -62,7 +76,7 @@ def plan(
     grid = grid_of(M, K, N, block_m)
     if precision == "int8":
         kernel = int4_linear_int8(target, scales, zeros, bias, y, block_m, block_k)
-        return Plan(kernel, quantize_int8(target, y, block_k), 1, block_k, grid)
+        return Plan(kernel, quantize_int8(target, y, block_k), 1, block_k, grid, int8=True)
     kernel = int4_linear(target, scales, zeros, bias, y, splits, block_m, block_k)
     sums = block_sums(target, splits, block_k) if zeros else None
     return Plan(kernel, sums, splits, block_k, grid)

@@ -37,7 +37,9 @@ def test_forward_equals_linear_with_the_dequantised_weight() -> None:
 def test_precision() -> None:
     w, x = packed(), torch.randn(3, 64)
     layer = amxq.Int4Linear.from_packed(w, precision="int8")
-    assert torch.equal(layer(x), amxq.linear(x, *w, precision="int8"))
+    for dtype in (torch.float32, torch.bfloat16):
+        want = amxq.linear(x.to(dtype), *w, precision="int8")
+        assert torch.equal(layer(x.to(dtype)), want)
     assert "precision=int8" in repr(copy.deepcopy(layer))
     layer.precision = "bf16"
     assert torch.equal(layer(x), amxq.linear(x, *w))
