@@ -52,8 +52,8 @@ RULES: tuple[tuple[str, str], ...] = (
     (r"v(add|sub|mul|min|max|rndscale|round|scalef|get|range|rcp|rsqrt|reduce|fix)\w+", "float"),
     (r"vpm(ul|add)\w+", "integer multiply"),
     (r"vp(add|sub|min|max|abs)\w+", "integer"),
-    (r"vp?(and|or|xor|ternlog|blend)\w+", "logic"),
-    (r"vmov\w+|vlddqu|vzero\w+", "move"),
+    (r"vp?(and|or|xor|ternlog|blend)\w*", "logic"),
+    (r"vmov\w+|vp?maskmov\w+|vlddqu|vzero\w+", "move"),
     (r"v\w+", "other vector"),
     (r"k\w+", "mask"),
     (r"j\w+", "branch"),
@@ -202,7 +202,7 @@ _OWN_LOADS, _OWN_STORES = ("tile load", "gather"), ("tile store", "scatter")
 
 _RULES = tuple((re.compile(pattern), kind) for pattern, kind in RULES)
 _ONLY_READS = re.compile(r"(cmp|test|bt|push|call|jmp|i?div|i?mul)\w*")
-_ONLY_WRITES = re.compile(r"(v?p?mov|v?p?ext|k?mov|set|vp?compress|vcvt)\w*")
+_ONLY_WRITES = re.compile(r"(v?p?(mask)?mov|v?p?ext|k?mov|set|vp?compress|vcvt)\w*")
 _SIZES = {"b": 1, "w": 2, "d": 4, "l": 4, "q": 8}
 _BROADCAST = {
     "b": 1,

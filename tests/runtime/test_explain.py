@@ -242,6 +242,8 @@ def test_the_table_gives_what_was_measured_for_pairs() -> None:
         ("vmulps (%rax){1to16}, %zmm0, %zmm1", "float", True, False, 4),
         ("vbroadcasti64x4 .LCPI2_7(%rip), %zmm5", "broadcast", True, False, 32),
         ("vpbroadcastd %ecx, %zmm1", "broadcast", False, False, 64),
+        ("vpxor %ymm1, %ymm1, %ymm2", "logic", False, False, 32),
+        ("vmaskmovps %ymm0, %ymm1, (%rax)", "move", False, True, 32),
         ("vpmovdw %zmm5, 32(%rsp,%rcx)", "narrow", False, True, 32),
         ("vpmovzxwd (%rax), %zmm1", "widen", True, False, 32),
         ("vcvtph2ps (%rax), %ymm1", "convert", True, False, 16),
