@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks import contestants
 from benchmarks.native import machine
-from benchmarks.problems import Linear
+from benchmarks.problems import Linear, Problem
 from benchmarks.report import Row, number, quantile, table
 
 _ROOT = pathlib.Path(__file__).parent.parent
@@ -32,14 +32,14 @@ _PAUSE_S = 0.02  # lets the last contestant's OpenMP threads fall asleep
 class Contestant:
     """The process of one contestant. ``name`` may carry a target: ``amxq@avx512``."""
 
-    def __init__(self, name: str, threads: int) -> None:
+    def __init__(self, name: str, threads: int, kind: str = "linear") -> None:
         self.name, self.dead = name, ""
         module, _, target = name.partition("@")
         environment = dict(os.environ, OMP_NUM_THREADS=str(threads))
         if target:
             environment["AMXQ_TARGET"] = target
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.worker", module, str(threads)],
+            [sys.executable, "-m", "benchmarks.worker", kind, module, str(threads)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -92,14 +92,14 @@ def summarise(samples: list[tuple[int, int, int]]) -> Row:
 
 
 def measure(
-    problem: Linear, ms: list[int], names: list[str], threads: int, rounds: int, cold_mb: float
+    problem: Problem, ms: list[int], names: list[str], threads: int, rounds: int, cold_mb: float
 ) -> list[Row]:
     """One row for each contestant and M; contestants that cannot run are named on stderr."""
     field: list[tuple[Contestant, Row]] = []
     rows: list[Row] = []
     try:
         for name in names:
-            contestant = Contestant(name, threads)
+            contestant = Contestant(name, threads, problem.kind)
             spec = asdict(problem)
             ready = contestant.ask("prepare", problem=spec, cold_bytes=int(cold_mb * 1e6))
             if reason := ready.get("unavailable") or ready.get("error"):
@@ -141,7 +141,7 @@ def _take_turns(
     return [(c, r, summarise(samples[c.name])) for c, r in taking_part if samples[c.name]]
 
 
-def _error(problem: Linear, contestant: Contestant, m: int) -> float | None:
+def _error(problem: Problem, contestant: Contestant, m: int) -> float | None:
     import numpy as np
 
     with tempfile.TemporaryDirectory() as folder:

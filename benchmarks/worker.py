@@ -1,6 +1,6 @@
 """One contestant in a process of its own, driven by lines of JSON on its standard input.
 
-    python -m benchmarks.worker NAME THREADS
+    python -m benchmarks.worker KIND NAME THREADS        KIND: linear or experts
 
 Requests: {"do": "prepare", "problem": {...}, "cold_bytes": n}, {"do": "time", "m": m,
 "calls": n}, {"do": "result", "m": m, "file": path}. Each is answered by one line; an error is
@@ -20,23 +20,23 @@ import numpy as np
 import torch
 
 from benchmarks import contestants
-from benchmarks.problems import Linear
+from benchmarks.problems import PROBLEMS
 
 
 class Worker:
     """Holds copies of one layer, so many that the next one is no longer in a cache."""
 
-    def __init__(self, name: str) -> None:
-        self.contestant = contestants.load(name)
+    def __init__(self, kind: str, name: str) -> None:
+        self.kind, self.contestant = kind, contestants.load(name, kind)
         self.copies: list[Any] = []
-        self.inputs: dict[int, torch.Tensor] = {}
+        self.inputs: dict[int, list[tuple[torch.Tensor, ...]]] = {}
         self.turn = 0
 
     def prepare(self, problem: dict[str, Any], cold_bytes: int) -> dict[str, Any]:
         if reason := self.contestant.unavailable():
             return {"unavailable": reason}
-        self.problem, self.copies, self.inputs = Linear(**problem), [], {}
-        _ = self.problem.weight  # made now: not part of packing
+        self.problem, self.copies, self.inputs = PROBLEMS[self.kind](**problem), [], {}
+        self.problem.make()  # now: not part of packing
         start = time.perf_counter()
         first = self.contestant.pack(self.problem)
         seconds = time.perf_counter() - start
@@ -46,9 +46,10 @@ class Worker:
             self.copies.append(self.contestant.pack(self.problem))
         return {"bytes": size, "copies": len(self.copies), "pack_seconds": seconds}
 
-    def _call(self, x: torch.Tensor) -> torch.Tensor:
-        self.turn = (self.turn + 1) % len(self.copies)
-        y: torch.Tensor = self.contestant.call(x, self.copies[self.turn])
+    def _call(self, inputs: list[tuple[torch.Tensor, ...]]) -> torch.Tensor:
+        self.turn += 1
+        given = inputs[self.turn % len(inputs)]
+        y: torch.Tensor = self.contestant.call(*given, self.copies[self.turn % len(self.copies)])
         return y
 
     def time(self, m: int, calls: int) -> dict[str, Any]:
@@ -65,21 +66,26 @@ class Worker:
         return {"samples": samples}
 
     def result(self, m: int, file: str) -> dict[str, Any]:
-        np.save(file, self._call(self._input(m)).float().numpy())
+        np.save(file, self._call(self._input(m)[:1]).float().numpy())
         return {}
 
-    def _input(self, m: int) -> torch.Tensor:
+    def _input(self, m: int) -> list[tuple[torch.Tensor, ...]]:
+        """What calls take in turns; floating numbers are bf16."""
         if m not in self.inputs:
-            self.inputs[m] = torch.from_numpy(self.problem.input(m)).bfloat16()
+            tensors = [tuple(map(torch.from_numpy, given)) for given in self.problem.inputs(m)]
+            self.inputs[m] = [
+                tuple(t.bfloat16() if t.is_floating_point() else t for t in given)
+                for given in tensors
+            ]
         return self.inputs[m]
 
 
 def main() -> None:
-    name, threads = sys.argv[1], int(sys.argv[2])
+    kind, name, threads = sys.argv[1], sys.argv[2], int(sys.argv[3])
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     torch.set_num_threads(threads)
-    worker = Worker(name)
+    worker = Worker(kind, name)
     with torch.inference_mode():
         for line in sys.stdin:
             request = json.loads(line)

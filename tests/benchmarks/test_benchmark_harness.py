@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks import contestants, linear
-from benchmarks.problems import Linear, round_to_bf16
+from benchmarks import contestants, experts, linear
+from benchmarks.problems import Experts, Linear, round_to_bf16
 from benchmarks.report import quantile, table
 
 
@@ -55,3 +55,14 @@ def test_unknown_names_are_refused_with_the_known_ones(capsys: pytest.CaptureFix
 def test_tables_have_every_column_of_every_row() -> None:
     lines = table([{"a": 1.234}, {"a": 123.4, "b": "x"}]).splitlines()
     assert lines == ["| a | b |", "|---|---|", "| 1.23 |  |", "| 123 | x |"]
+
+
+def test_experts_run_side_by_side() -> None:
+    names = ["torch_loop", "torch_grouped"]
+    problem = Experts(4, 2, 64, 32, 32)
+    rows = linear.measure(problem, [1, 3], names, 1, rounds=1, cold_mb=0)
+    assert [(r["who"], r["m"]) for r in rows] == [(n, m) for m in (1, 3) for n in names]
+    assert all(0 < r["error"] < 0.02 and r["us"] > 0 for r in rows)
+    more = {"shape": "4x2x64x32", "bytes_per_second": 1e9, "touched_bytes": 1e6, "flops": 1e6}
+    text = experts.render([r | more for r in rows])
+    assert "| torch_grouped |" in text and "| *read limit of INT4* | 1000 |" in text

@@ -1,0 +1,1 @@
+"""Contestants for mixtures of experts; see :mod:`benchmarks.contestants`."""
