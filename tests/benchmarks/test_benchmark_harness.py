@@ -45,11 +45,11 @@ def test_contestants_run_side_by_side(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_unknown_names_are_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ValueError, match="there are: amxq, int4pack"):
+    with pytest.raises(ValueError, match="there are: amxq, amxq_int8, int4pack"):
         contestants.load("nobody")
     with pytest.raises(SystemExit):
         linear.main(["--peers", "nobody"])
-    assert "there are: amxq, int4pack" in capsys.readouterr().err
+    assert "there are: amxq, amxq_int8, int4pack" in capsys.readouterr().err
 
 
 def test_tables_have_every_column_of_every_row() -> None:
