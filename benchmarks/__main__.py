@@ -9,6 +9,7 @@ SUBJECTS = {
     "linear": "amxq's int4 linear beside other implementations",
     "experts": "amxq's mixture of experts beside other implementations",
     "loading": "loading a model, beside transformers and from the packed form",
+    "language": "kernels written in the language beside torch",
     "overhead": "import, first call, compilation, the cost of a call",
     "limits": "what this machine's cores can do at most (AMX)",
 }
