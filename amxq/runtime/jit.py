@@ -72,6 +72,7 @@ class JITFunction:
         functools.update_wrapper(self, function)
         self.kernel_source = KernelSource(function)
         self._compiled: dict[Any, CompiledKernel] = {}
+        self._launched: dict[Any, CompiledKernel] = {}  # the same, by what a launch can tell fast
         self._lock = threading.Lock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -84,10 +85,19 @@ class JITFunction:
     def __getitem__(self, grid: Grid) -> Callable[..., Launchable]:
         def launch(*args: Any, num_threads: int | None = None, **kwargs: Any) -> Launchable:
             bound = self._bind(args, kwargs)
-            types, constants, values = self._split(bound, _argument)
-            compiled = self.compile(types, constants, facts=_facts(types, bound))
-            if not isinstance(compiled, CompiledKernel):  # checks what tensors may be accessed
-                values = [bound[name] for name in types]
+            key, values = self._signature(bound)
+            compiled: Launchable
+            known = self._launched.get(key) if key else None
+            if known is not None:
+                _check_captured(known)
+                compiled = known
+            else:
+                types, constants, values = self._split(bound, _argument)
+                compiled = self.compile(types, constants, facts=_facts(types, bound))
+                if not isinstance(compiled, CompiledKernel):  # checks what may be accessed
+                    values = [bound[name] for name in types]
+                elif key:
+                    self._launched[key] = compiled
             sizes = grid(bound) if callable(grid) else grid
             compiled.launch(_three(sizes), values, _threads(num_threads))
             return compiled
@@ -169,6 +179,44 @@ class JITFunction:
                     raise TypeError(f"{source.name} misses the argument {name!r}")
                 bound[name] = source.defaults[name]
         return {name: bound[name] for name in source.parameters}
+
+    def _signature(self, bound: dict[str, Any]) -> tuple[Any, list[Any]]:
+        """A key that fixes everything :meth:`_split` and :func:`_facts` say of arguments which
+        have been compiled for, and the values to pass; (None, []) for unusual arguments."""
+        if knobs.INTERPRET.get():
+            return None, []
+        from torch import Tensor
+
+        key: list[Any] = [get_target()]
+        values: list[Any] = []
+        constexprs = self.kernel_source.constexprs
+        for name, value in bound.items():
+            kind = type(value)
+            if name in constexprs or value is None:
+                # 1, 1.0 and True, or 0.0 and -0.0, are equal, but not the same constant
+                plain = kind is int or kind is str or kind is bool
+                key.append((kind, value) if plain else (kind, str(value), value))
+                continue
+            if kind is Tensor:
+                if not value.is_cpu or value.is_nested:
+                    return None, []
+                key.append(value.dtype)
+                value = value.data_ptr()
+            elif kind is int:
+                small = -(1 << 31) <= value < 1 << 31
+                key.append((small, 2 if value == 1 else value % 16 == 0))
+                if not small and not -(1 << 63) <= value < 1 << 63:
+                    return None, []
+            elif kind is float:
+                key.append(float)
+            else:
+                return None, []
+            values.append(value)
+        try:
+            hash(found := tuple(key))
+        except TypeError:
+            return None, []
+        return found, values
 
     def _split(
         self, bound: dict[str, Any], typed: Callable[[str, Any], tuple[Type, Any]]

@@ -48,3 +48,25 @@ def test_wrong_launches(call: Any, error: type[Exception], message: str) -> None
     with pytest.raises(error, match=message):
         call()
     assert not X.any()
+
+
+@amxq.jit
+def tell(out, n, c: tl.constexpr, bias):
+    tl.store(out, n)
+    tl.store(out + 1, c[0] if c is not None else 7)
+    if bias is None:
+        tl.store(out + 2, 1.0)
+    else:
+        tl.store(out + 2, 2.0)
+
+
+def test_a_second_launch_is_told_apart_from_the_first() -> None:
+    """Arguments that are equal in Python, or of one class, but are compiled for differently."""
+    out = torch.zeros(3)
+    for n in (1, 16, 17, 1, 32, 2**40, 5, True, 16):
+        for c in (None, (1,), (1.5,), (True,), (0.0,), (-0.0,)):
+            for bias in (None, out, 0):
+                tell[(1,)](out, n, c=c, bias=bias)
+                constant = 7.0 if c is None else float(c[0])
+                assert out.tolist() == [n, constant, 1.0 if bias is None else 2.0]
+                assert torch.signbit(out[1]) == (c == (-0.0,) and str(c) == "(-0.0,)")
