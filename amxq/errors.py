@@ -60,6 +60,9 @@ class CompilationError(AmxqError):
         file, line, column: where, 1-based line and 0-based column.
         source_line: the text of that line.
         hint: what to do instead, may be empty.
+
+    ``calls`` are the places (file, line, column, source line) of the calls that led there, from
+    one jit function to another, the innermost first.
     """
 
     def __init__(
@@ -75,15 +78,21 @@ class CompilationError(AmxqError):
         self.message = message
         self.file, self.line, self.column = file, line, column
         self.source_line, self.hint = source_line, hint
+        self.calls: tuple[tuple[str, int, int, str], ...] = ()
         super().__init__(message)
 
     def __str__(self) -> str:
-        text = f"{self.file}:{self.line}:{self.column + 1}: {self.message}"
-        if self.source_line:
-            text += f"\n    {self.source_line}\n    {' ' * self.column}^"
+        here = (self.file, self.line, self.column, self.source_line)
+        text = _shown(*here, self.message)
         if self.hint:
             text += f"\n    hint: {self.hint}"
-        return text
+        return "\n".join((text, *(_shown(*call, "called from here") for call in self.calls)))
+
+
+def _shown(file: str, line: int, column: int, source_line: str, message: str) -> str:
+    """A place as compilers show it: the line of source with a caret below."""
+    text = f"{file}:{line}:{column + 1}: {message}"
+    return text + (f"\n    {source_line}\n    {' ' * column}^" if source_line else "")
 
 
 class TileIRError(CompilationError):

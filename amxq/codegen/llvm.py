@@ -178,6 +178,8 @@ class _Codegen:
         e = self.e
         if isinstance(op, ops.For):
             self._for(op)
+        elif isinstance(op, ops.While):
+            self._while(op)
         elif isinstance(op, ops.If):
             self._if(op)
         elif isinstance(op, ops.ProgramId):
@@ -229,13 +231,37 @@ class _Codegen:
         last = e.label
         e.lines.append(f"  br label %head{n}")
         phis = [f"  %i{n} = phi {itype} [ {lower}, %{before} ], [ %i{n}.next, %{last} ]"]
-        for j, (init, value) in enumerate(zip(op.inits, values)):
+        e.lines[phi_line:phi_line] = phis + self._carried(n, op, values, before, last)
+        e.start(f"exit{n}")
+
+    def _while(self, op: ops.While) -> None:
+        e = self.e
+        n = e.number()
+        before = e.label
+        e.branch(f"head{n}")
+        phi_line = len(e.lines)
+        for j, (tested, arg) in enumerate(zip(op.test.args, op.body.args)):
+            e.names[tested] = e.names[arg] = f"%c{n}.{j}"
+        (condition,) = self.block(op.test)
+        e.lines.append(f"  br i1 {e.names[condition]}, label %body{n}, label %exit{n}")
+        e.start(f"body{n}")
+        values = self.block(op.body)
+        last = e.label
+        e.lines.append(f"  br label %head{n}")
+        e.lines[phi_line:phi_line] = self._carried(n, op, values, before, last)
+        e.start(f"exit{n}")
+
+    def _carried(
+        self, n: int, op: ops.For | ops.While, values: tuple[Value, ...], before: str, last: str
+    ) -> list[str]:
+        """The phis of what loop ``n`` carries; names its results after them."""
+        e = self.e
+        phis = []
+        for j, (init, value, result) in enumerate(zip(op.inits, values, op.results)):
+            e.names[result] = f"%c{n}.{j}"
             pair = f"[ {e.names[init]}, %{before} ], [ {e.names[value]}, %{last} ]"
             phis.append(f"  %c{n}.{j} = phi {llvm_type(init.type)} {pair}")
-        e.lines[phi_line:phi_line] = phis
-        e.start(f"exit{n}")
-        for j, result in enumerate(op.results):
-            e.names[result] = f"%c{n}.{j}"
+        return phis
 
     def _if(self, op: ops.If) -> None:
         e = self.e

@@ -118,6 +118,29 @@ class MemoryText(Text):
             f"i32 {element.bytes}, <{n} x i1> {mask})"
         )
 
+    def on_atomic(self, op: ops.Atomic) -> None:
+        element = scalar_of(op.value.type)
+        kind = {"exchange": "xchg"}.get(op.kind, op.kind)
+        if element.is_float and kind in ("add", "min", "max"):
+            kind = f"f{kind}"
+        elif not element.is_signed and kind in ("min", "max"):
+            kind = f"u{kind}"
+        value = f"{llvm_type(element)} {self.names[op.value]}"
+        self.define(op, f"atomicrmw {kind} ptr {self.names[op.pointer]}, {value} acq_rel")
+
+    def on_compare_exchange(self, op: ops.CompareExchange) -> None:
+        """Compares bits: LLVM takes integers only."""
+        element = scalar_of(op.value.type)
+        text, bits = llvm_type(element), f"i{element.bits}"
+        expected, value = (
+            self.line(f"bitcast {text} {self.names[v]} to {bits}") for v in (op.expected, op.value)
+        )
+        pointer = f"ptr {self.names[op.pointer]}"
+        operands = f"{pointer}, {bits} {expected}, {bits} {value}"
+        pair = self.line(f"cmpxchg {operands} acq_rel acquire")
+        old = self.line(f"extractvalue {{ {bits}, i1 }} {pair}, 0")
+        self.define(op, f"bitcast {bits} {old} to {text}")
+
     def on_prefetch(self, op: hw.Prefetch) -> None:
         pointer = ("ptr", self.names[op.pointer])
         args = [pointer, ("i32", "0"), ("i32", str(op.locality)), ("i32", "1")]

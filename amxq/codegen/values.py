@@ -13,6 +13,7 @@ from amxq.ir.types import (
     F64,
     I1,
     I32,
+    I64,
     DType,
     PointerType,
     Type,
@@ -202,6 +203,28 @@ class Emitter(MemoryText):
         bool_type = llvm_type(with_element(type_, I1))
         chosen = self.line(f"select {bool_type} {nan}, {i32} {quiet}, {i32} {rounded}")
         return self.line(f"trunc {i32} {chosen} to {llvm_type(with_element(type_, BF16))}")
+
+    # --- printing -------------------------------------------------------------------------
+
+    def on_print(self, op: ops.Print) -> None:
+        """One call of C's dprintf for the whole line, so that lines of threads do not mix."""
+        args = [f"i32 %pid{axis}" for axis in range(3)]
+        args += [f"i64 {self.names[i]}" for i in op.indices]
+        formats = []
+        for value in op.values:
+            element = scalar_of(value.type)
+            wide = F64 if element.is_float else I64
+            formats.append("%g" if element.is_float else "%lld" if element.is_signed else "%llu")
+            args.append(f"{llvm_type(wide)} {self.convert(self.names[value], value.type, wide)}")
+        place = f" idx ({', '.join(['%lld'] * len(op.indices))})" if op.indices else ""
+        prefix = op.prefix.replace("%", "%%")
+        text = f"pid (%d, %d, %d){place} {prefix} {' '.join(formats)}\n\0".encode()
+        name = f"@text{self.number()}"
+        data = "".join(f"\\{byte:02X}" for byte in text)
+        self.declarations.add(f'{name} = private constant [{len(text)} x i8] c"{data}"')
+        self.declarations.add("declare i32 @dprintf(i32, ptr, ...)")
+        given = ", ".join(["i32 1", f"ptr {name}", *args])
+        self.line(f"call i32 (i32, ptr, ...) @dprintf({given})")
 
     # --- vectors --------------------------------------------------------------------------
 

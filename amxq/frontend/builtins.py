@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import amxq.language as tl
-from amxq.frontend.descriptors import Int4Tensor, TensorDescriptor
+from amxq.frontend import effects, shapes
+from amxq.frontend.descriptors import BlockPointer, Int4Tensor, TensorDescriptor
 from amxq.frontend.semantic import Mistake, Semantic, describe
 from amxq.ir import hardware as hw
 from amxq.ir import ops
 from amxq.ir.ops import Value
-from amxq.ir.types import I32, PointerType, TileType, element_of, scalar_of, shape_of
+from amxq.ir.types import F32, I32, PointerType, element_of, scalar_of, shape_of
 
 HANDLERS: dict[Any, Callable[..., Any]] = {}
 
@@ -52,9 +54,7 @@ def _num_programs(sem: Semantic, axis: object) -> Value:
 
 @_implements(tl.arange)
 def _arange(sem: Semantic, start: object, end: object) -> Value:
-    if not (isinstance(start, int) and isinstance(end, int) and start < end):
-        raise Mistake(f"arange({start!r}, {end!r})", "both are constants, start < end")
-    return sem.b.value(ops.Arange, TileType((end - start,), I32), start=start)
+    return sem.arange(start, end)
 
 
 @_implements(tl.full)
@@ -72,14 +72,54 @@ def _expand_dims(sem: Semantic, tile: Value, axis: int) -> Value:
     return sem.expand_dims(tile, axis)
 
 
+def _spread(given: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Sizes or dimensions, given one by one or as one tuple."""
+    return tuple(given[0]) if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
+
+
 @_implements(tl.broadcast_to)
-def _broadcast_to(sem: Semantic, tile: Any, shape: Any) -> Value:
-    return sem.broadcast_to(sem.value(tile), _shape(shape))
+def _broadcast_to(sem: Semantic, tile: Any, *shape: Any) -> Value:
+    return sem.broadcast_to(sem.value(tile), _shape(_spread(shape)))
+
+
+@_implements(tl.zeros_like)
+def _zeros_like(sem: Semantic, tile: Any) -> Value:
+    value = sem.value(tile)
+    return sem.broadcast_to(sem.cast(0, element_of(value.type)), shape_of(value.type))
+
+
+def _reshape(sem: Semantic, tile: Any, *shape: Any) -> Value:
+    return shapes.reshape(sem, tile, _shape(_spread(shape)))
+
+
+HANDLERS |= {tl.reshape: _reshape, tl.view: _reshape}
+
+
+@_implements(tl.ravel)
+def _ravel(sem: Semantic, tile: Any) -> Value:
+    return shapes.reshape(sem, tile, (math.prod(shape_of(sem.value(tile).type)),))
+
+
+@_implements(tl.permute)
+def _permute(sem: Semantic, tile: Any, *dims: Any) -> Value:
+    return shapes.permute(sem, tile, _spread(dims))
+
+
+@_implements(tl.trans)
+def _trans(sem: Semantic, tile: Any, *dims: Any) -> Value:
+    rank = len(shape_of(sem.value(tile).type))
+    if dims or rank < 2:
+        return shapes.permute(sem, tile, _spread(dims))
+    return shapes.permute(sem, tile, (*range(rank - 2), rank - 1, rank - 2))
 
 
 @_implements(tl.cast)
-def _cast(sem: Semantic, value: Any, dtype: Any) -> Value:
-    return sem.cast(value, dtype)
+def _cast(
+    sem: Semantic, value: Any, dtype: Any, fp_downcast_rounding: Any = None, bitcast: bool = False
+) -> Value:
+    if fp_downcast_rounding not in (None, "rtne"):
+        raise Mistake(f"rounding {fp_downcast_rounding!r}", 'casts round to nearest even, "rtne"')
+    return sem.cast(value, dtype, bitcast)
 
 
 @_implements(tl.where)
@@ -140,21 +180,150 @@ def _fma(sem: Semantic, x: Any, y: Any, z: Any) -> Value:
     return sem.b.value(hw.Fma, a.type, a=a, b=b, c=c)
 
 
-def _reduce(kind: str) -> Callable[..., Any]:
-    return lambda sem, tile, axis: sem.reduce(kind, tile, axis)
+@_implements(tl.clamp)
+def _clamp(sem: Semantic, x: Any, min: Any, max: Any) -> Value:
+    return sem.binary("min", sem.binary("max", x, min), max)
 
 
-HANDLERS |= {tl.sum: _reduce("add"), tl.max: _reduce("max"), tl.min: _reduce("min")}
+@_implements(tl.swizzle2d)
+def _swizzle2d(
+    sem: Semantic, i: Any, j: Any, size_i: Any, size_j: Any, size_g: Any
+) -> tuple[Value, Value]:
+    ij = sem.binary("add", sem.binary("mul", i, size_j), j)
+    size_gj = sem.binary("mul", size_g, size_j)
+    first = sem.binary("mul", sem.binary("floordiv", ij, size_gj), size_g)
+    rows = sem.binary("min", sem.binary("sub", size_i, first), size_g)
+    ij = sem.binary("mod", ij, size_gj)
+    row = sem.binary("add", first, sem.binary("mod", ij, rows))
+    return row, sem.binary("floordiv", ij, rows)
+
+
+@_implements(tl.sum)
+def _sum(sem: Semantic, tile: Any, axis: Any = None, keep_dims: bool = False) -> Value:
+    return shapes.reduce(sem, "add", tile, axis, keep_dims)
+
+
+def _extremum(kind: str) -> Callable[..., Any]:
+    def handler(
+        sem: Semantic,
+        tile: Any,
+        axis: Any = None,
+        return_indices: bool = False,
+        return_indices_tie_break_left: bool = True,
+        keep_dims: bool = False,
+    ) -> Any:
+        best = shapes.reduce(sem, kind, tile, axis, keep_dims)
+        if not return_indices:
+            return best
+        return best, shapes.arg_reduce(sem, kind, tile, axis, keep_dims)
+
+    return handler
+
+
+def _arg(kind: str) -> Callable[..., Any]:
+    def handler(
+        sem: Semantic, tile: Any, axis: Any, tie_break_left: bool = True, keep_dims: bool = False
+    ) -> Value:
+        return shapes.arg_reduce(sem, kind, tile, axis, keep_dims)
+
+    return handler
+
+
+HANDLERS |= {
+    tl.max: _extremum("max"),
+    tl.min: _extremum("min"),
+    tl.argmax: _arg("max"),
+    tl.argmin: _arg("min"),
+}
 
 
 @_implements(tl.load)
-def _load(sem: Semantic, pointer: Any, mask: Any = None, other: Any = None) -> Value:
-    return sem.load(pointer, mask, other)
+def _load(
+    sem: Semantic,
+    pointer: Any,
+    mask: Any = None,
+    other: Any = None,
+    boundary_check: Any = (),
+    padding_option: str = "",
+    cache_modifier: str = "",
+    eviction_policy: str = "",
+    volatile: bool = False,
+) -> Value:
+    if not isinstance(pointer, BlockPointer):
+        return sem.load(pointer, mask, other)
+    if mask is not None or other is not None:
+        raise Mistake("a block pointer takes no mask", "use boundary_check and padding_option")
+    return pointer.load(boundary_check, padding_option)
 
 
 @_implements(tl.store)
-def _store(sem: Semantic, pointer: Any, value: Any, mask: Any = None) -> None:
-    sem.store(pointer, value, mask)
+def _store(
+    sem: Semantic,
+    pointer: Any,
+    value: Any,
+    mask: Any = None,
+    boundary_check: Any = (),
+    cache_modifier: str = "",
+    eviction_policy: str = "",
+) -> None:
+    if not isinstance(pointer, BlockPointer):
+        sem.store(pointer, value, mask)
+    elif mask is not None:
+        raise Mistake("a block pointer takes no mask", "use boundary_check")
+    else:
+        pointer.store(value, boundary_check)
+
+
+@_implements(tl.make_block_ptr)
+def _make_block_ptr(
+    sem: Semantic,
+    base: Any,
+    shape: Any,
+    strides: Any,
+    offsets: Any,
+    block_shape: Any,
+    order: Any = None,
+) -> BlockPointer:
+    return BlockPointer.make(sem, base, shape, strides, offsets, block_shape)
+
+
+@_implements(tl.advance)
+def _advance(sem: Semantic, pointer: Any, offsets: Any) -> BlockPointer:
+    if not isinstance(pointer, BlockPointer):
+        raise Mistake(f"expected a block pointer, got {describe(pointer)}")
+    return pointer.advanced(offsets)
+
+
+def _atomic(kind: str) -> Callable[..., Any]:
+    def handler(
+        semantic: Semantic,
+        pointer: Any,
+        value: Any,
+        mask: Any = None,
+        sem: Any = None,
+        scope: Any = None,
+    ) -> Value:
+        return effects.atomic(semantic, kind, pointer, value, mask)
+
+    return handler
+
+
+HANDLERS |= {
+    tl.atomic_add: _atomic("add"),
+    tl.atomic_max: _atomic("max"),
+    tl.atomic_min: _atomic("min"),
+    tl.atomic_and: _atomic("and"),
+    tl.atomic_or: _atomic("or"),
+    tl.atomic_xor: _atomic("xor"),
+    tl.atomic_xchg: _atomic("exchange"),
+}
+
+
+@_implements(tl.atomic_cas)
+def _atomic_cas(
+    semantic: Semantic, pointer: Any, cmp: Any, value: Any, sem: Any = None, scope: Any = None
+) -> Value:
+    return effects.compare_exchange(semantic, pointer, cmp, value)
 
 
 @_implements(tl.make_tensor_descriptor)
@@ -183,8 +352,17 @@ def _int4_order(sem: Semantic, tile: Any) -> Value:
 
 
 @_implements(tl.dot)
-def _dot(sem: Semantic, a: Any, b: Any, acc: Any = None) -> Value:
-    return sem.dot(a, b, acc)
+def _dot(
+    sem: Semantic,
+    a: Any,
+    b: Any,
+    acc: Any = None,
+    input_precision: Any = None,
+    allow_tf32: Any = None,
+    max_num_imprecise_acc: Any = None,
+    out_dtype: Any = F32,
+) -> Value:
+    return sem.dot(a, b, acc, out_dtype)
 
 
 @_implements(tl.static_assert)
@@ -200,22 +378,48 @@ def _static_print(sem: Semantic, *values: Any) -> None:
     print(*(describe(v) if isinstance(v, Value) else v for v in values))
 
 
+@_implements(tl.device_print)
+def _device_print(sem: Semantic, prefix: Any, *values: Any) -> None:
+    effects.print_values(sem, prefix, values)
+
+
+def _promise(sem: Semantic, value: Any, values: Any) -> Any:
+    return value
+
+
+HANDLERS |= {
+    tl.assume: lambda sem, condition: None,
+    tl.debug_barrier: lambda sem: None,
+    tl.multiple_of: _promise,
+    tl.max_contiguous: _promise,
+    tl.max_constancy: _promise,
+}
+
 METHODS: dict[str, Callable[..., Any]] = {
     "to": _cast,
-    "sum": _reduce("add"),
-    "max": _reduce("max"),
-    "min": _reduce("min"),
+    **{
+        name: HANDLERS[getattr(tl, name)]
+        for name in (
+            *("abs", "cast", "exp", "exp2", "log", "log2", "rsqrt", "sqrt", "sigmoid", "floor"),
+            *("sum", "max", "min", "argmax", "argmin", "reshape", "view", "ravel", "trans"),
+            *("permute", "broadcast_to", "expand_dims"),
+        )
+    },
 }
 """Methods of values: ``tile.to(tl.float32)``."""
 
 
 def attribute(sem: Semantic, value: Value, name: str) -> Any:
-    """``value.name`` in a kernel: its shape, its dtype, or a bound method."""
+    """``value.name`` in a kernel: what its type says, its transpose, or a bound method."""
     if name == "shape":
         return shape_of(value.type)
+    if name == "type":
+        return value.type
     if name == "dtype":
         element = element_of(value.type)
         return element.element if isinstance(element, PointerType) else element
+    if name == "T":
+        return _trans(sem, value)
     if name in METHODS:
         return lambda *args, **kwargs: METHODS[name](sem, value, *args, **kwargs)
     raise Mistake(f"{describe(value)} has no attribute {name!r}")

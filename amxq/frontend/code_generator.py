@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import builtins as py
+import functools
 import operator
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -23,7 +24,7 @@ from amxq.frontend.source import KernelSource
 from amxq.ir import ops
 from amxq.ir.builder import Builder
 from amxq.ir.ops import Block, Function, Location, Value
-from amxq.ir.types import DType, Type
+from amxq.ir.types import DType, PointerType, Type
 
 # Syntax → the rule for values of the run time, and Python's operation on constants.
 _BINARY: dict[type[ast.operator], tuple[str, Callable[[Any, Any], Any]]] = {
@@ -54,6 +55,7 @@ _UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {
     ast.Invert: operator.invert,
 }
 _SAFE_GLOBALS = (py.len, py.int, py.float, py.bool, py.tuple, py.isinstance)
+_WITH_ATTRIBUTES = (TensorDescriptor, Int4Tensor, DType, PointerType)
 _MAX_DEPTH = 32
 
 
@@ -106,7 +108,7 @@ class CodeGenerator:
         self.sem = Semantic(builder)
         self.scope = scope
         self.depth = depth
-        self.returned: Any = None
+        self.loops = 0  # that surround the statement at hand
 
     # --- places ---------------------------------------------------------------------------
 
@@ -130,8 +132,13 @@ class CodeGenerator:
 
     def run_body(self, statements: list[ast.stmt]) -> bool:
         """Generates statements in order; True if a return ended them."""
-        for statement in statements:
+        for i, statement in enumerate(statements):
             self.b.loc = self.location(statement)
+            if isinstance(statement, ast.If):
+                rest = statements[i + 1 :]
+                if self.guarded(statement, control.if_statement, self, statement, rest):
+                    return True
+                continue
             handler = getattr(self, f"stmt_{type(statement).__name__}", None)
             if handler is None:
                 raise self.error(
@@ -185,17 +192,23 @@ class CodeGenerator:
             value.hint = name
         self.scope[name] = value
 
-    def stmt_For(self, node: ast.For) -> bool | None:
-        return control.for_loop(self, node)
+    def stmt_For(self, node: ast.For) -> None:
+        control.for_loop(self, node)
 
-    def stmt_If(self, node: ast.If) -> bool | None:
-        return control.if_statement(self, node)
+    def stmt_While(self, node: ast.While) -> None:
+        control.while_loop(self, node)
 
     def stmt_Return(self, node: ast.Return) -> bool:
+        if self.loops:
+            raise self.error(
+                node,
+                "return inside a loop is not part of the kernel language",
+                "run the whole loop, and mask what is not needed",
+            )
         if node.value is not None:
             if self.depth == 0:
                 raise self.error(node, "a kernel returns nothing", "store results with tl.store")
-            self.returned = self.eval(node.value)
+            self.scope[control.RETURNED] = self.eval(node.value)
         return True
 
     def stmt_Assert(self, node: ast.Assert) -> None:
@@ -244,7 +257,7 @@ class CodeGenerator:
         owner = self.eval(node.value)
         if isinstance(owner, Value):
             return attribute(self.sem, owner, node.attr)
-        if isinstance(owner, (TensorDescriptor, Int4Tensor, DType)) or _is_module(owner):
+        if isinstance(owner, _WITH_ATTRIBUTES) or _is_module(owner):
             if not node.attr.startswith("_") and hasattr(owner, node.attr):
                 return getattr(owner, node.attr)
         raise self.error(node, f"{describe(owner)} has no attribute {node.attr!r}")
@@ -278,9 +291,11 @@ class CodeGenerator:
         return self.sem.negate(x) if isinstance(node.op, ast.Not) else self.sem.invert(x)
 
     def expr_Compare(self, node: ast.Compare) -> Any:
-        if len(node.ops) != 1:
-            raise self.error(node, "chained comparisons are not supported", "join with &")
-        x, y, op = self.eval(node.left), self.eval(node.comparators[0]), node.ops[0]
+        operands = [self.eval(node.left), *(self.eval(c) for c in node.comparators)]
+        pairs = zip(node.ops, operands, operands[1:])
+        return self.sem.boolean("and", (self.compare(node, *pair) for pair in pairs))
+
+    def compare(self, node: ast.Compare, op: ast.cmpop, x: Any, y: Any) -> Any:
         if isinstance(op, ast.Is):
             return x is y
         if isinstance(op, ast.IsNot):
@@ -332,8 +347,9 @@ class CodeGenerator:
     def call(self, node: ast.Call, callee: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if callee in (py.range, tl.range, tl.static_range):
             raise self.error(node, "a range is only allowed as the iterator of a for loop")
-        if callee in (py.min, py.max) and len(args) == 2:
-            callee = tl.minimum if callee is py.min else tl.maximum
+        if callee in (py.min, py.max) and len(args) > 1:
+            of_two = HANDLERS[tl.minimum if callee is py.min else tl.maximum]
+            return functools.reduce(lambda x, y: of_two(self.sem, x, y), args)
         try:
             if callee in HANDLERS:
                 return HANDLERS[callee](self.sem, *args, **kwargs)
@@ -364,12 +380,10 @@ class CodeGenerator:
         try:
             inner.run_body(source.tree.body)
         except CompilationError as error:
-            loc = self.location(node)
-            error.hint = (error.hint + "; " if error.hint else "") + (
-                f"called from {loc.file}:{loc.line}"
-            )
+            at = self.location(node)
+            error.calls += ((at.file, at.line, at.column, self.source.line(at.line)),)
             raise
-        return inner.returned
+        return inner.scope.get(control.RETURNED)
 
 
 _ALL = slice(None)

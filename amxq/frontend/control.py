@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import ast
 import builtins as py
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import amxq.language as tl
-from amxq.frontend.semantic import describe
+from amxq.frontend.descriptors import BlockPointer
+from amxq.frontend.semantic import Mistake, describe
 from amxq.ir import ops
 from amxq.ir.ops import Block, Value
-from amxq.ir.types import I1
 
 if TYPE_CHECKING:
     from amxq.frontend.code_generator import CodeGenerator
@@ -35,7 +36,7 @@ def assigned_names(statements: list[ast.stmt]) -> list[str]:
     return list(names)
 
 
-def for_loop(gen: CodeGenerator, node: ast.For) -> bool | None:
+def for_loop(gen: CodeGenerator, node: ast.For) -> None:
     if not isinstance(node.iter, ast.Call):
         raise gen.error(node.iter, "a for loop iterates over range, tl.range or tl.static_range")
     if node.orelse:
@@ -46,10 +47,12 @@ def for_loop(gen: CodeGenerator, node: ast.For) -> bool | None:
     if callee not in (py.range, tl.range, tl.static_range):
         raise gen.error(node.iter, "a for loop iterates over range, tl.range or tl.static_range")
     lower, upper, step = _bounds(gen, node.iter)
+    gen.loops += 1
     if callee is tl.static_range:
-        return _unrolled(gen, node, lower, upper, step)
-    _rolled(gen, node, node.target.id, lower, upper, step)
-    return None
+        _unrolled(gen, node, lower, upper, step)
+    else:
+        _rolled(gen, node, node.target.id, lower, upper, step)
+    gen.loops -= 1
 
 
 def _bounds(gen: CodeGenerator, call: ast.Call) -> tuple[Any, Any, Any]:
@@ -64,104 +67,236 @@ def _bounds(gen: CodeGenerator, call: ast.Call) -> tuple[Any, Any, Any]:
     return given.get("start", 0), given["stop"], given.get("step", 1)
 
 
-def _unrolled(gen: CodeGenerator, node: ast.For, lower: Any, upper: Any, step: Any) -> bool:
+def _unrolled(gen: CodeGenerator, node: ast.For, lower: Any, upper: Any, step: Any) -> None:
     if not all(isinstance(b, int) for b in (lower, upper, step)) or step == 0:
         raise gen.error(node.iter, "the bounds of tl.static_range are constants")
     assert isinstance(node.target, ast.Name)
     for i in py.range(lower, upper, step):
         gen.scope[node.target.id] = i
-        if gen.run_body(node.body):
-            return True
-    return False
+        gen.run_body(node.body)
 
 
 def _rolled(
     gen: CodeGenerator, node: ast.For, index: str, lower: Any, upper: Any, step: Any
 ) -> None:
     low, up, by = gen.guarded(node.iter, gen.sem.bounds, lower, upper, step)
-    assigned = [n for n in assigned_names(node.body) if n != index and n in gen.scope]
-    names = [n for n in assigned if _carriable(gen.scope[n])]
-    inits = tuple(gen.sem.value(gen.scope[n]) for n in names)
-    body = Block((Value(low.type, index), *(Value(v.type, n) for v, n in zip(inits, names))))
-    before = dict(gen.scope)
-    gen.scope[index] = body.args[0]
-    gen.scope.update(zip(names, body.args[1:]))
-    for name in set(assigned) - set(names):
-        what = describe(gen.scope[name])
-        gen.scope[name] = Unavailable(f"is {what} before this loop and something else in it")
-    with gen.b.inside(body):
-        if gen.run_body(node.body):
-            raise gen.error(node, "return inside a loop is not part of the kernel language")
-        results = tuple(
-            gen.sem.carried(n, gen.scope[n], v.type, "in this loop") for n, v in zip(names, inits)
-        )
-        gen.b.emit(ops.Yield, values=results)
-    after = gen.scope
-    gen.scope = before
-    gen.b.loc = gen.location(node)
-    loop = gen.b.emit(
+    loop = _Loop(gen, node, {index})
+    number = Value(low.type, index)
+    body = loop.region(node.body, {index: number})
+    op = gen.b.emit(
         ops.For,
-        *(v.type for v in inits),
+        *loop.types,
         lower=low,
         upper=up,
         step=by,
-        inits=inits,
-        body=body,
+        inits=loop.inits,
+        body=Block((number, *body.args), body.ops),
     )
-    gen.scope.update(zip(names, loop.results))
-    for name in (index, *after):
-        if name not in before or name == index or (name in assigned and name not in names):
-            gen.scope[name] = Unavailable(
-                "is set inside of a loop only", "give it a value before the loop"
+    loop.finish(op.results)
+
+
+def while_loop(gen: CodeGenerator, node: ast.While) -> None:
+    if node.orelse:
+        raise gen.error(node, "while … else is not part of the kernel language")
+    gen.loops += 1
+    loop = _Loop(gen, node, set())
+    test = loop.block()
+    with gen.b.inside(test):
+        value = gen.eval(node.test)
+        if not isinstance(value, Value):
+            raise gen.error(
+                node.test,
+                f"the condition of while is the constant {value!r}",
+                "it must depend on what the loop changes; unroll with tl.static_range",
             )
+        condition = gen.guarded(node.test, gen.sem.condition, value)
+        gen.b.emit(ops.Yield, values=(condition,))
+    body = loop.region(node.body, {})
+    op = gen.b.emit(ops.While, *loop.types, inits=loop.inits, test=test, body=body)
+    loop.finish(op.results)
+    gen.loops -= 1
 
 
-def if_statement(gen: CodeGenerator, node: ast.If) -> bool | None:
+class _Loop:
+    """What a loop at run time carries: the names that its body binds anew."""
+
+    def __init__(self, gen: CodeGenerator, node: ast.For | ast.While, indices: set[str]) -> None:
+        self.gen = gen
+        self.node = node
+        self.before = dict(gen.scope)
+        self.indices = indices
+        assigned = [n for n in assigned_names(node.body) if n not in indices]
+        self.assigned = [n for n in assigned if n in gen.scope]
+        self.carried = {n: gen.scope[n] for n in self.assigned if leaves(gen.scope[n]) is not None}
+        self.inits = tuple(
+            gen.sem.value(leaf) for value in self.carried.values() for leaf in leaves(value) or ()
+        )
+        self.types = tuple(v.type for v in self.inits)
+
+    def block(self) -> Block:
+        """A new block that takes the carried values; the scope is bound to its arguments."""
+        hints = [n for n, value in self.carried.items() for _ in leaves(value) or ()]
+        args = tuple(Value(t, h) for t, h in zip(self.types, hints))
+        self.gen.scope = dict(self.before)
+        for name in set(self.assigned) - set(self.carried):
+            what = describe(self.before[name])
+            reason = f"is {what} before this loop and something else in it"
+            self.gen.scope[name] = Unavailable(reason)
+        self._bind(args)
+        return Block(args)
+
+    def _bind(self, values: tuple[Value, ...]) -> None:
+        rest = iter(values)
+        for name, template in self.carried.items():
+            self.gen.scope[name] = rebuilt(template, rest)
+
+    def region(self, statements: list[ast.stmt], more: dict[str, Value]) -> Block:
+        """The block of the loop's body, which yields the next values."""
+        gen, block = self.gen, self.block()
+        gen.scope.update(more)
+        with gen.b.inside(block):
+            gen.run_body(statements)
+            gen.b.loc = gen.location(self.node)
+            values: list[Value] = []
+            for name, template in self.carried.items():
+                types = self.types[len(values) : len(values) + len(leaves(template) or ())]
+                values += _next(gen, name, gen.scope[name], template, types, "in this loop")
+            gen.b.emit(ops.Yield, values=tuple(values))
+        return block
+
+    def finish(self, results: tuple[Value, ...]) -> None:
+        """Binds names after the loop."""
+        scope, self.gen.scope = self.gen.scope, dict(self.before)
+        self._bind(results)
+        for name in (*self.indices, *scope):
+            lost = name in self.assigned and name not in self.carried
+            if name not in self.before or name in self.indices or lost:
+                self.gen.scope[name] = Unavailable(
+                    "is set inside of a loop only", "give it a value before the loop"
+                )
+
+
+def if_statement(gen: CodeGenerator, node: ast.If, rest: list[ast.stmt]) -> bool:
+    """``rest`` are the statements after it. Where a branch returns they become the end of both
+    branches, and True says that they are done."""
+    returns = any(isinstance(n, ast.Return) for n in ast.walk(node))
+    rest = rest if returns else []
     condition = gen.eval(node.test)
     if not isinstance(condition, Value):
-        return gen.run_body(node.body if condition else node.orelse)
-    if condition.type != I1:
-        raise gen.error(node.test, f"the condition is {condition.type}, expected an int1 scalar")
+        gen.run_body((node.body if condition else node.orelse) + rest)
+        return returns
+    condition = gen.guarded(node.test, gen.sem.condition, condition)
     before = dict(gen.scope)
     scopes, blocks = [], []
     for statements in (node.body, node.orelse):
         gen.scope, block = dict(before), Block()
         with gen.b.inside(block):
-            if gen.run_body(statements):
-                raise gen.error(
-                    node,
-                    "return inside a branch that depends on a value of the run time",
-                    "mask the stores instead",
-                )
+            gen.run_body(statements + rest)
         scopes.append(gen.scope)
         blocks.append(block)
-    assigned = dict.fromkeys(assigned_names(node.body) + assigned_names(node.orelse))
-    equal = {n: scopes[0][n] for n in assigned if _equal(scopes[0].get(n), scopes[1].get(n))}
-    names = [n for n in assigned if n not in equal and all(_carriable(s.get(n)) for s in scopes)]
-    merged: list[tuple[Value, ...]] = [(), ()]
-    types: list[Any] = []
-    for name in names:
-        with gen.b.inside(blocks[0]):
-            first = gen.sem.value(scopes[0][name])
-        with gen.b.inside(blocks[1]):
-            second = gen.sem.carried(
-                name, scopes[1][name], first.type, "in the branches of this if"
-            )
-        types.append(first.type)
-        merged = [(*merged[0], first), (*merged[1], second)]
-    for block, values in zip(blocks, merged):
-        with gen.b.inside(block):
-            gen.b.emit(ops.Yield, values=values)
-    gen.scope = before
     gen.b.loc = gen.location(node)
+    assigned = assigned_names(node.body) + assigned_names(node.orelse)
+    if returns:
+        assigned = [RETURNED] if any(s.get(RETURNED) is not None for s in scopes) else []
+        if assigned and any(s.get(RETURNED) is None for s in scopes):
+            raise gen.error(node, "a value is returned in one of the cases only")
+    merged = _merge(gen, dict.fromkeys(assigned), scopes, blocks)
+    gen.scope = before
+    types = [v.type for v in merged.values[0]]
     branch = gen.b.emit(ops.If, *types, condition=condition, then=blocks[0], other=blocks[1])
-    gen.scope.update(zip(names, branch.results))
-    gen.scope.update(equal)
+    results = iter(branch.results)
+    gen.scope.update({n: rebuilt(template, results) for n, template in merged.templates.items()})
+    gen.scope.update(merged.equal)
     for scope in scopes:
         for name, value in scope.items():
-            if name not in names and name not in equal and before.get(name) is not value:
+            known = name in merged.templates or name in merged.equal
+            if not known and before.get(name) is not value:
                 gen.scope[name] = Unavailable("is set in one branch of an if only")
-    return None
+    return returns
+
+
+RETURNED = "return"
+"""What a return statement binds its value to: no variable has this name."""
+
+
+@dataclass(frozen=True)
+class _Merged:
+    """Names after an if: those that both branches bind to one value, and those that the if
+    gives, with the values that the two branches yield for them."""
+
+    equal: dict[str, Any]
+    templates: dict[str, Any]
+    values: tuple[list[Value], list[Value]]
+
+
+def _merge(
+    gen: CodeGenerator, assigned: dict[str, None], scopes: list[dict[str, Any]], blocks: list[Block]
+) -> _Merged:
+    merged = _Merged({}, {}, ([], []))
+    for name in assigned:
+        both = [s.get(name) for s in scopes]
+        if _equal(*both):
+            merged.equal[name] = both[0]
+        elif all(leaves(x) is not None for x in both):
+            first, second = (leaves(x) or [] for x in both)
+            # a constant takes the type that the other branch gives
+            types = [
+                next((v.type for v in pair if isinstance(v, Value)), None)
+                for pair in zip(first, second)
+            ]
+            merged.templates[name] = both[0]
+            for block, value, values in zip(blocks, both, merged.values):
+                with gen.b.inside(block):
+                    values += _next(gen, name, value, both[0], types, "in the branches of this if")
+                    types = [v.type for v in values[len(values) - len(types) :]]
+    for block, values in zip(blocks, merged.values):
+        with gen.b.inside(block):
+            gen.b.emit(ops.Yield, values=tuple(values))
+    return merged
+
+
+def _next(
+    gen: CodeGenerator, name: str, value: Any, template: Any, types: Sequence[Any], where: str
+) -> list[Value]:
+    """The leaves of a carried variable's next value, which keep their types."""
+    if isinstance(value, Unavailable):
+        raise Mistake(f"{name} {value.reason}", value.hint)
+    parts = leaves(value)
+    if parts is None or len(parts) != len(types) or _form(value) != _form(template):
+        was, now = describe(template), describe(value)
+        raise Mistake(f"{name} changes its type {where}, from {was} to {now}")
+    return [
+        gen.sem.value(x) if t is None else gen.sem.carried(name, x, t, where)
+        for x, t in zip(parts, types)
+    ]
+
+
+def _form(value: object) -> object:
+    """What must not change of a variable, beside the types of its leaves."""
+    if isinstance(value, tuple):
+        return tuple(_form(x) for x in value)
+    return value.at(()) if isinstance(value, BlockPointer) else None
+
+
+def leaves(value: object) -> list[Any] | None:
+    """What a variable consists of at run time: numbers and values; None if it cannot change."""
+    if isinstance(value, (Value, int, float)):
+        return [value]
+    if isinstance(value, BlockPointer):
+        return list(value.offsets)
+    if not isinstance(value, tuple):
+        return None
+    parts = [leaves(x) for x in value]
+    return None if any(p is None for p in parts) else [x for p in parts for x in p or ()]
+
+
+def rebuilt(template: Any, values: Iterator[Value]) -> Any:
+    """A variable like ``template`` that consists of the next of ``values``."""
+    if isinstance(template, tuple):
+        return tuple(rebuilt(x, values) for x in template)
+    if isinstance(template, BlockPointer):
+        return template.at(tuple(next(values) for _ in template.offsets))
+    return next(values)
 
 
 def _equal(a: object, b: object) -> bool:
@@ -169,7 +304,3 @@ def _equal(a: object, b: object) -> bool:
     if isinstance(a, (int, float, str, tuple)) and type(a) is type(b):
         return repr(a) == repr(b)
     return a is b and not isinstance(a, Unavailable) and a is not None
-
-
-def _carriable(value: object) -> bool:
-    return isinstance(value, (Value, int, float))

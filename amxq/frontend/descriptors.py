@@ -6,10 +6,12 @@ or load_int4 operations on plain pointers.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
 from amxq.frontend.semantic import Mistake, Operand, Semantic, describe
+from amxq.frontend.shapes import permute
 from amxq.ir import ops
 from amxq.ir.ops import Value
 from amxq.ir.types import F32, I64, U4, U8, DType, PointerType, TileType
@@ -38,7 +40,7 @@ class TensorDescriptor:
                 f"a descriptor of {len(shape)} sizes, {len(strides)} strides, {rank} block sizes",
                 "give one of each per dimension, 1 to 3 dimensions",
             )
-        if strides[-1] != 1:
+        if not _is_one(sem, strides[-1]):
             raise Mistake("the last stride of a descriptor must be the constant 1")
         sizes = tuple(sem.i64(s) for s in shape)
         return cls(sem, base, sizes, tuple(sem.i64(s) for s in strides), _block(block_shape))
@@ -76,6 +78,103 @@ class TensorDescriptor:
             "bounds": self.shape,
             "checked": checked,
         }
+
+
+@dataclass(frozen=True)
+class BlockPointer:
+    """A block of a strided array; see :func:`amxq.language.make_block_ptr`."""
+
+    sem: Semantic
+    base: Value
+    shape: tuple[Value, ...]
+    strides: tuple[Value, ...]
+    offsets: tuple[Value, ...]
+    block_shape: tuple[int, ...]
+
+    @classmethod
+    def make(
+        cls, sem: Semantic, base: Any, shape: Any, strides: Any, offsets: Any, block_shape: Any
+    ) -> BlockPointer:
+        _pointer(base, "base")
+        rank = len(block_shape)
+        given = (shape, strides, offsets)
+        if not 1 <= rank <= 3 or any(len(x) != rank for x in given):
+            raise Mistake(
+                f"a block pointer of {', '.join(str(len(x)) for x in given)} sizes, strides and "
+                f"offsets, and {rank} block sizes",
+                "give one of each per dimension, 1 to 3 dimensions",
+            )
+        sizes, steps, corner = (tuple(sem.i64(x) for x in values) for values in given)
+        return cls(sem, base, sizes, steps, corner, _block(block_shape))
+
+    def at(self, offsets: tuple[Value, ...]) -> BlockPointer:
+        """The same array's block at other offsets."""
+        return dataclasses.replace(self, offsets=offsets)
+
+    def advanced(self, by: Any) -> BlockPointer:
+        if not isinstance(by, (tuple, list)) or len(by) != len(self.offsets):
+            raise Mistake(f"expected {len(self.offsets)} offsets, got {by!r}")
+        steps = (self.sem.i64(x) for x in by)
+        return self.at(tuple(self.sem.b.add(x, y) for x, y in zip(self.offsets, steps)))
+
+    def load(self, boundary_check: Any, padding: str) -> Value:
+        checked = self._checked(boundary_check)
+        if padding not in ("", "zero", "nan"):
+            raise Mistake(f"padding_option is {padding!r}", 'it is "zero" or "nan"')
+        if padding != "nan":
+            if _is_one(self.sem, self.strides[-1]):
+                return self._descriptor(self).load(self.offsets, checked)
+            if len(self.offsets) == 2 and _is_one(self.sem, self.strides[0]):
+                turned = self._descriptor(self._transposed())
+                tile = turned.load(self.offsets[::-1], tuple(1 - d for d in checked))
+                return permute(self.sem, tile, (1, 0))
+        pointers, mask = self._addresses(checked)
+        other = None if mask is None else float("nan") if padding == "nan" else 0
+        return self.sem.load(pointers, mask, other)
+
+    def store(self, value: Operand, boundary_check: Any) -> None:
+        checked = self._checked(boundary_check)
+        if _is_one(self.sem, self.strides[-1]):
+            self._descriptor(self).store(self.offsets, value, checked)
+        else:
+            pointers, mask = self._addresses(checked)
+            self.sem.store(pointers, value, mask)
+
+    def _checked(self, dimensions: Any) -> tuple[int, ...]:
+        rank = len(self.offsets)
+        if any(not isinstance(d, int) or not 0 <= d < rank for d in dimensions):
+            raise Mistake(f"boundary_check={dimensions!r} of a block pointer of rank {rank}")
+        return tuple(dimensions)
+
+    def _transposed(self) -> BlockPointer:
+        turned = {
+            field: getattr(self, field)[::-1]
+            for field in ("shape", "strides", "offsets", "block_shape")
+        }
+        return dataclasses.replace(self, **turned)
+
+    @staticmethod
+    def _descriptor(block: BlockPointer) -> TensorDescriptor:
+        b = block
+        return TensorDescriptor(b.sem, b.base, b.shape, b.strides, b.block_shape)
+
+    def _addresses(self, checked: tuple[int, ...]) -> tuple[Value, Value | None]:
+        """The block's pointers, and which of them lie inside of the array."""
+        sem, rank = self.sem, len(self.offsets)
+        pointers: Value = self.base
+        mask: Value | None = None
+        for d, size in enumerate(self.block_shape):
+            index = sem.binary("add", sem.arange(0, size), self.offsets[d])
+            for axis in range(rank):
+                if axis != d:
+                    index = sem.expand_dims(index, axis)
+            pointers = sem.binary("add", pointers, sem.binary("mul", index, self.strides[d]))
+            if d in checked:
+                inside = sem.binary(
+                    "and", sem.compare("ge", index, 0), sem.compare("lt", index, self.shape[d])
+                )
+                mask = inside if mask is None else sem.binary("and", mask, inside)
+        return pointers, mask
 
 
 @dataclass(frozen=True)
@@ -165,6 +264,10 @@ def _pointer(value: object, name: str) -> DType:
     if isinstance(value, Value) and isinstance(value.type, PointerType):
         return value.type.element
     raise Mistake(f"{name} is {describe(value)}, expected a tensor (pointer)")
+
+
+def _is_one(sem: Semantic, stride: Any) -> bool:
+    return (sem.b.known(stride) if isinstance(stride, Value) else stride) == 1
 
 
 def _block(shape: Any) -> tuple[int, ...]:

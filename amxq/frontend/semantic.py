@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from amxq.ir import hardware as hw
 from amxq.ir import ops
 from amxq.ir.builder import Builder
 from amxq.ir.ops import Value
@@ -81,11 +82,20 @@ class Semantic:
             raise Mistake(f"expected an integer scalar, got {describe(value)}")
         return self.b.cast(value, I64)
 
-    def cast(self, operand: Operand, dtype: object) -> Value:
+    def cast(self, operand: Operand, dtype: object, bitcast: bool = False) -> Value:
         if not isinstance(dtype, DType):
             raise Mistake(f"{dtype!r} is not a type", "use tl.float32, tl.bfloat16, …")
-        value = self.value(operand, dtype)
-        return self.b.cast(_numbers(value), dtype)
+        if not bitcast:
+            return self.b.cast(numbers(self.value(operand, dtype)), dtype)
+        value = numbers(self.value(operand))
+        if scalar_of(value.type).bits != dtype.bits:
+            raise Mistake(
+                f"bitcast of {value.type} to {dtype}: the sizes differ",
+                "a bitcast keeps the bits; convert numbers without bitcast=True",
+            )
+        if scalar_of(value.type) == dtype:
+            return value
+        return self.b.value(hw.Bitcast, with_element(value.type, dtype), operand=value)
 
     @staticmethod
     def promote(a: DType, b: DType) -> DType:
@@ -104,12 +114,12 @@ class Semantic:
 
     def common(self, x: Operand, y: Operand) -> tuple[Value, Value]:
         """Both operands as values of one type and shape."""
-        like_x = scalar_of(x.type) if isinstance(x, Value) and _numeric(x) else None
-        like_y = scalar_of(y.type) if isinstance(y, Value) and _numeric(y) else None
+        like_x = scalar_of(x.type) if isinstance(x, Value) and numeric(x) else None
+        like_y = scalar_of(y.type) if isinstance(y, Value) and numeric(y) else None
         for operand, like in ((x, like_y), (y, like_x)):
             if isinstance(operand, float) and like is not None and not like.is_float:
                 like_x, like_y = (F32, like_y) if operand is x else (like_x, F32)
-        a, b = _numbers(self.value(x, like_y)), _numbers(self.value(y, like_x))
+        a, b = numbers(self.value(x, like_y)), numbers(self.value(y, like_x))
         dtype = self.promote(scalar_of(a.type), scalar_of(b.type))
         return self.broadcast(self.b.cast(a, dtype), self.b.cast(b, dtype))
 
@@ -151,11 +161,18 @@ class Semantic:
             return self.b.constant(known, type_)
         return self.b.value(ops.Broadcast, type_, operand=value)
 
+    def arange(self, start: object, end: object) -> Value:
+        if not (isinstance(start, int) and isinstance(end, int) and start < end):
+            raise Mistake(f"arange({start!r}, {end!r})", "both are constants, start < end")
+        return self.b.value(ops.Arange, TileType((end - start,), I32), start=start)
+
     def expand_dims(self, value: Operand, axis: int) -> Value:
         value = self.value(value)
         shape = shape_of(value.type)
         if not shape:
             raise Mistake(f"expected a tile, got {describe(value)}")
+        if isinstance(axis, int) and -len(shape) - 1 <= axis < 0:
+            axis += len(shape) + 1
         if not isinstance(axis, int) or not 0 <= axis <= len(shape) or len(shape) == 3:
             raise Mistake(f"cannot insert axis {axis} into shape {list(shape)}")
         new = (*shape[:axis], 1, *shape[axis:])
@@ -187,12 +204,12 @@ class Semantic:
         return self.b.binary(kind, a, b)
 
     def _pointer_arithmetic(self, kind: str, x: Operand, y: Operand) -> Value | None:
-        if kind == "add" and isinstance(y, Value) and not _numeric(y):
+        if kind == "add" and isinstance(y, Value) and not numeric(y):
             x, y = y, x
-        if not isinstance(x, Value) or _numeric(x):
+        if not isinstance(x, Value) or numeric(x):
             return None
         offset = self.value(y)
-        if not _numeric(offset) or scalar_of(offset.type).is_float:
+        if not numeric(offset) or scalar_of(offset.type).is_float:
             raise Mistake(f"cannot move a pointer by {describe(offset)}", "offsets are integers")
         if kind == "sub":
             offset = self.unary("neg", offset)
@@ -207,7 +224,7 @@ class Semantic:
         return self.b.value(ops.Compare, with_element(a.type, I1), kind=kind, lhs=a, rhs=b)
 
     def unary(self, kind: str, x: Operand) -> Value:
-        value = _numbers(self.value(x))
+        value = numbers(self.value(x))
         element = scalar_of(value.type)
         if kind not in ("neg", "abs") and not element.is_float:
             raise Mistake(f"{kind} needs floats, got {value.type}", "convert with .to(tl.float32)")
@@ -220,7 +237,7 @@ class Semantic:
 
     def invert(self, x: Value) -> Value:
         """``~x``: all bits of an integer, or the opposite of a bool."""
-        element = scalar_of(x.type) if _numeric(x) else None
+        element = scalar_of(x.type) if numeric(x) else None
         if element is None or element.is_float:
             raise Mistake(f"~ needs integers, got {describe(x)}")
         ones = 1 if element == I1 else -1 if element.is_signed else (1 << element.bits) - 1
@@ -228,9 +245,18 @@ class Semantic:
 
     def negate(self, x: Value) -> Value:
         """``not x``: whether x is 0."""
-        if not _numeric(x):
+        if not numeric(x):
             raise Mistake(f"not needs a number, got {describe(x)}")
         return self.invert(x) if scalar_of(x.type) == I1 else self.compare("eq", x, 0)
+
+    def condition(self, x: Value) -> Value:
+        """What an if or while decides by: an int1 scalar, or whether an integer is not 0."""
+        if not isinstance(x.type, DType):
+            raise Mistake(
+                f"the condition is {describe(x)}, expected a scalar",
+                "reduce it with tl.max or tl.sum, or choose elements with tl.where",
+            )
+        return x if x.type == I1 else self.compare("ne", x, 0)
 
     def boolean(self, kind: str, operands: Iterable[Any]) -> Any:
         """``a and b``, ``a or b``: constants decide while they can, the rest is computed."""
@@ -246,7 +272,7 @@ class Semantic:
 
     def where(self, condition: Operand, x: Operand, y: Operand) -> Value:
         cond = self.value(condition)
-        if not _numeric(cond) or scalar_of(cond.type) != I1:
+        if not numeric(cond) or scalar_of(cond.type) != I1:
             raise Mistake(f"the condition of where is {describe(cond)}, expected int1")
         a, b = self.common(x, y)
         cond, a = self.broadcast(cond, a)
@@ -264,23 +290,8 @@ class Semantic:
                 x = self.expand_dims(x, axis)
         return x
 
-    def reduce(self, kind: str, x: Operand, axis: int) -> Value:
-        x = _numbers(self.value(x))
-        shape = shape_of(x.type)
-        if not shape:
-            raise Mistake(f"expected a tile of numbers, got {describe(x)}")
-        if axis not in (len(shape) - 1, -1):
-            raise Mistake(f"axis {axis} of shape {list(shape)}: only the last axis can be reduced")
-        element = scalar_of(x.type)
-        if kind == "add" and element in (BF16, F16):
-            x, element = self.b.cast(x, F32), F32
-        elif kind == "add" and element == I1:
-            x, element = self.b.cast(x, I32), I32
-        out = TileType(shape[:-1], element) if len(shape) > 1 else element
-        return self.b.value(ops.Reduce, out, kind=kind, operand=x)
-
     def int4_order(self, x: Operand) -> Value:
-        x = _numbers(self.value(x))
+        x = numbers(self.value(x))
         shape = shape_of(x.type)
         if not shape or shape[-1] % 8:
             raise Mistake(
@@ -288,7 +299,7 @@ class Semantic:
             )
         return self.b.value(ops.Int4Order, x.type, operand=x)
 
-    def dot(self, a: Operand, b: Operand, acc: Operand | None) -> Value:
+    def dot(self, a: Operand, b: Operand, acc: Operand | None, out_dtype: object = F32) -> Value:
         a, b, acc = self.value(a), self.value(b), None if acc is None else self.value(acc)
         for name, tile in (("a", a), ("b", b)):
             if len(shape_of(tile.type)) != 2:
@@ -306,7 +317,8 @@ class Semantic:
         type_ = TileType((m, n), dot_element(a.type))
         if acc is not None and acc.type != type_:
             raise Mistake(f"acc of dot is {describe(acc)}, expected {type_}")
-        return self.b.value(ops.Dot, type_, lhs=a, rhs=b, acc=acc, lowering="")
+        product = self.b.value(ops.Dot, type_, lhs=a, rhs=b, acc=acc, lowering="")
+        return product if out_dtype == F32 else self.cast(product, out_dtype)
 
     # --- control --------------------------------------------------------------------------
 
@@ -333,9 +345,9 @@ class Semantic:
     # --- memory ---------------------------------------------------------------------------
 
     def load(self, pointer: Value, mask: Operand | None, other: Operand | None) -> Value:
-        pointee = self._pointee(pointer)
+        pointee = self.pointee(pointer)
         type_ = with_element(pointer.type, pointee)
-        mask_value = self._mask(mask, type_)
+        mask_value = self.mask(mask, type_)
         other_value = None
         if mask_value is not None:
             filler = self.value(0 if other is None else other, pointee)
@@ -343,15 +355,15 @@ class Semantic:
         return self.b.value(ops.Load, type_, pointer=pointer, mask=mask_value, other=other_value)
 
     def store(self, pointer: Value, value: Operand, mask: Operand | None) -> None:
-        pointee = self._pointee(pointer)
+        pointee = self.pointee(pointer)
         type_ = with_element(pointer.type, pointee)
-        stored = self.b.cast(_numbers(self.value(value, pointee)), pointee)
+        stored = self.b.cast(numbers(self.value(value, pointee)), pointee)
         stored = self.broadcast_to(stored, shape_of(type_)) if shape_of(type_) else stored
         if stored.type != type_:
             raise Mistake(f"cannot store {describe(stored)} through {describe(pointer)}")
-        self.b.emit(ops.Store, pointer=pointer, value=stored, mask=self._mask(mask, type_))
+        self.b.emit(ops.Store, pointer=pointer, value=stored, mask=self.mask(mask, type_))
 
-    def _pointee(self, pointer: object) -> DType:
+    def pointee(self, pointer: object) -> DType:
         if isinstance(pointer, Value):
             element = element_of(pointer.type)
             if isinstance(element, PointerType):
@@ -361,11 +373,11 @@ class Semantic:
             "tensors arrive as pointers: load(x + offsets)",
         )
 
-    def _mask(self, mask: Operand | None, type_: Any) -> Value | None:
+    def mask(self, mask: Operand | None, type_: Any) -> Value | None:
         if mask is None:
             return None
         value = self.value(mask)
-        if not _numeric(value) or scalar_of(value.type) != I1:
+        if not numeric(value) or scalar_of(value.type) != I1:
             raise Mistake(f"mask is {describe(value)}, expected int1", "compare: offs < n")
         if shape_of(type_):
             return self.broadcast_to(value, shape_of(type_))
@@ -374,14 +386,14 @@ class Semantic:
         return value
 
 
-def _numbers(value: Value) -> Value:
+def numbers(value: Value) -> Value:
     """The value itself, where arithmetic is defined for it."""
-    if not _numeric(value):
+    if not numeric(value):
         raise Mistake(f"expected numbers, got {describe(value)}")
     if scalar_of(value.type) == U4:
         raise Mistake("a packed int4 tile is an operand of dot only", "multiply it with tl.dot")
     return value
 
 
-def _numeric(value: Value) -> bool:
+def numeric(value: Value) -> bool:
     return isinstance(element_of(value.type), DType)

@@ -85,7 +85,8 @@ class KernelSource:
                 return False, None
         for scope in (function.__globals__, vars(builtins)):
             if name in scope:
-                return True, scope[name]
+                value = scope[name]
+                return True, value.value if isinstance(value, tl.constexpr) else value
         return False, None
 
     def bind(self, args: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:

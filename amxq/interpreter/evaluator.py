@@ -6,6 +6,7 @@ Pointers are byte offsets into the :class:`Memory` of the argument that they com
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
@@ -134,9 +135,21 @@ class Evaluator(Builder):
         """Sums of floats are added up in float64 and rounded once."""
         x = _a(op.operand)
         if op.kind != "add":
-            return np.asarray((np.fmax if op.kind == "max" else np.fmin).reduce(x, axis=-1))
+            return np.asarray((np.fmax if op.kind == "max" else np.fmin).reduce(x, axis=op.axis))
         wide = np.float64 if x.dtype.kind == "f" else x.dtype
-        return np.asarray(x.sum(axis=-1, dtype=wide)).astype(x.dtype)
+        return np.asarray(x.sum(axis=op.axis, dtype=wide)).astype(x.dtype)
+
+    def on_permute(self, op: ops.Permute) -> Array:
+        return np.asarray(_a(op.operand).transpose(op.order))
+
+    def on_reshape(self, op: ops.Reshape) -> Array:
+        return np.asarray(_a(op.operand).reshape(shape_of(op.result.type)))
+
+    def on_bitcast(self, op: hw.Bitcast) -> Array:
+        source, to = scalar_of(op.operand.type), scalar_of(op.result.type)
+        stored = np.ascontiguousarray(arithmetic.to_memory(_a(op.operand), source))
+        bits = stored.reshape(-1).view(arithmetic.memory_type(to)).reshape(_a(op.operand).shape)
+        return arithmetic.from_memory(bits, to)
 
     def on_dot(self, op: ops.Dot) -> Array:
         """Products and sums of floats in float64, rounded once to float32."""
@@ -182,6 +195,41 @@ class Evaluator(Builder):
         places, mask = _block(op, shape_of(op.value.type))
         _pointee(op.base).store(places, _a(op.value), scalar_of(op.value.type), mask)
 
+    def on_atomic(self, op: ops.Atomic) -> Array:
+        combine = _ATOMIC[op.kind]
+        return self._replaced(op, lambda i, x: combine(x, _a(op.value)[i]))
+
+    def on_compare_exchange(self, op: ops.CompareExchange) -> Array:
+        def chosen(i: tuple[int, ...], x: Array) -> Any:
+            same = x.tobytes() == np.asarray(_a(op.expected)[i]).tobytes()
+            return _a(op.value)[i] if same else x
+
+        return self._replaced(op, chosen)
+
+    @staticmethod
+    def _replaced(
+        op: ops.Atomic | ops.CompareExchange, new: Callable[[tuple[int, ...], Array], Any]
+    ) -> Array:
+        """Replaces elements in memory one after another, as a place may occur several times;
+        returns what was there before."""
+        memory, element = _pointee(op.pointer), scalar_of(op.value.type)
+        old = np.zeros_like(_a(op.value))
+        for i in np.ndindex(old.shape):
+            if isinstance(op, ops.Atomic) and op.mask is not None and not _a(op.mask)[i]:
+                continue
+            place = np.asarray(_a(op.pointer)[i])
+            before = np.array(memory.load(place, element))
+            memory.store(place, np.asarray(new(i, before), before.dtype), element)
+            old[i] = before
+        return old
+
+    def on_print(self, op: ops.Print) -> None:
+        place = ", ".join(map(str, self.program))
+        for i in np.ndindex(shape_of(op.values[0].type) if op.values else ()):
+            index = f" idx ({', '.join(map(str, i))})" if i else ""
+            shown = " ".join(f"{_a(v)[i]:g}" for v in op.values)
+            print(f"pid ({place}){index} {op.prefix} {shown}")
+
     def on_load_int4(self, op: ops.LoadInt4) -> Array:
         """16-bit words [K/8, 2, 32] a panel: nibble i of word 2·c + p of half h belongs to row
         2·i + p and column 16·h + c."""
@@ -198,6 +246,15 @@ class Evaluator(Builder):
 
 
 _NOTHING = np.empty(0)
+_ATOMIC: dict[str, Callable[..., Any]] = {
+    "add": np.add,
+    "min": np.fmin,
+    "max": np.fmax,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "exchange": lambda x, y: y,
+}
 _INT4_ORDER = [0, 4, 1, 5, 2, 6, 3, 7]
 
 

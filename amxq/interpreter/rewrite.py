@@ -23,6 +23,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import amxq.language as tl
 from amxq.frontend.control import assigned_names
 from amxq.frontend.source import KernelSource
 
@@ -53,7 +54,10 @@ def interpretable(source: KernelSource, helper: Any) -> Callable[..., Any]:
     cells = dict(zip(free, source.function.__closure__ or ()))
     cells[HELPER] = types.CellType(helper)
     closure = tuple(cells[name] for name in code.co_freevars)
-    return types.FunctionType(code, source.function.__globals__, source.name, None, closure)
+    names = source.function.__globals__
+    constants = {k: v.value for k, v in names.items() if isinstance(v, tl.constexpr)}
+    names = {**names, **constants} if constants else names
+    return types.FunctionType(code, names, source.name, None, closure)
 
 
 def _named(code: types.CodeType, name: str) -> types.CodeType:
@@ -110,6 +114,15 @@ class _Rewriter(ast.NodeTransformer):
         self.generic_visit(node)
         kind = ast.Constant("and" if isinstance(node.op, ast.And) else "or")
         return _at(node, ast.Call(_helper("boolean"), [kind, *map(_later, node.values)], []))
+
+    def visit_Compare(self, node: ast.Compare) -> Any:
+        self.generic_visit(node)
+        if len(node.ops) == 1:
+            return node
+        operands = [node.left, *node.comparators]
+        pairs = zip(node.ops, operands, operands[1:])
+        parts = [_later(ast.Compare(x, [op], [y])) for op, x, y in pairs]
+        return _at(node, ast.Call(_helper("boolean"), [ast.Constant("and"), *parts], []))
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
         self.generic_visit(node)

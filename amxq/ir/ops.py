@@ -255,11 +255,29 @@ class Broadcast(Op):
 
 
 @dataclass(eq=False, repr=False)
+class Permute(Op):
+    """Dimension i of the result is dimension ``order[i]`` of the operand."""
+
+    operand: Value
+    order: tuple[int, ...]
+    name: ClassVar[str] = "permute"
+
+
+@dataclass(eq=False, repr=False)
+class Reshape(Op):
+    """The same elements, row-major, in another shape."""
+
+    operand: Value
+    name: ClassVar[str] = "reshape"
+
+
+@dataclass(eq=False, repr=False)
 class Reduce(Op):
-    """``kind`` "add", "min" or "max" over the last axis (which disappears)."""
+    """``kind`` "add", "min" or "max" over one axis (which disappears)."""
 
     kind: str
     operand: Value
+    axis: int
     name: ClassVar[str] = "reduce"
 
 
@@ -291,6 +309,47 @@ class Store(Op):
     value: Value
     mask: Value | None
     name: ClassVar[str] = "store"
+    effect: ClassVar[bool] = True
+
+
+ATOMIC = ("add", "min", "max", "and", "or", "xor", "exchange")
+
+
+@dataclass(eq=False, repr=False)
+class Atomic(Op):
+    """Replaces each element in memory by ``kind`` of ATOMIC of it and of the value, in one step
+    for all threads; the result is what was there before, undefined where masked off."""
+
+    kind: str
+    pointer: Value
+    value: Value
+    mask: Value | None
+    name: ClassVar[str] = "atomic"
+    effect: ClassVar[bool] = True
+
+
+@dataclass(eq=False, repr=False)
+class CompareExchange(Op):
+    """Replaces each element that equals ``expected`` by ``value``, in one step for all threads;
+    the result is what was there before."""
+
+    pointer: Value
+    expected: Value
+    value: Value
+    name: ClassVar[str] = "compare_exchange"
+    effect: ClassVar[bool] = True
+
+
+@dataclass(eq=False, repr=False)
+class Print(Op):
+    """Writes a line to the standard output for each element: the program's place in the grid,
+    the element's in the tile, ``prefix`` and the values. ``indices`` are the element's place
+    after vectorisation, before it they are empty."""
+
+    prefix: str
+    indices: tuple[Value, ...]
+    values: tuple[Value, ...]
+    name: ClassVar[str] = "print"
     effect: ClassVar[bool] = True
 
 
@@ -370,6 +429,18 @@ class For(Op):
     inits: tuple[Value, ...]
     body: Block
     name: ClassVar[str] = "for"
+    effect: ClassVar[bool] = True
+
+
+@dataclass(eq=False, repr=False)
+class While(Op):
+    """while test: body. Both regions take the carried values; ``test`` yields an i1, ``body`` the
+    next values, the results are the last ones."""
+
+    inits: tuple[Value, ...]
+    test: Block
+    body: Block
+    name: ClassVar[str] = "while"
     effect: ClassVar[bool] = True
 
 

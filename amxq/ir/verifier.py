@@ -1,8 +1,9 @@
 """What tile-IR must satisfy between passes. LLVM here aborts the process on bad IR, so
 whatever it would abort on is refused in this file, by name and with the offending line.
 
-Rules about single operations are in :mod:`amxq.ir.rules`. On top of them every operand must be
-defined before its use, in its block or an outer one, and tile registers must fit the CPU's.
+Rules about single operations are in :mod:`amxq.ir.rules` and :mod:`amxq.ir.hardware_rules`. On
+top of them every operand must be defined before its use, in its block or an outer one, and tile
+registers must fit the CPU's.
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ import linecache
 from amxq.errors import CompilationError
 from amxq.ir import hardware as hw
 from amxq.ir import ops
+from amxq.ir.hardware_rules import HARDWARE_RULES
 from amxq.ir.ops import Block, Function, Op, Value
 from amxq.ir.rules import RULES, yields
+
+_RULES = {**RULES, **HARDWARE_RULES}
 
 
 def verify(function: Function, stage: str) -> None:
@@ -35,7 +39,7 @@ def _verify_block(block: Block, outer: set[Value], function: Function, stage: st
                 raise _broken(op, f"uses {operand!r} before it is defined", stage)
         for region in ops.regions(op):
             _verify_block(region, seen, function, stage)
-        rule = RULES.get(type(op))
+        rule = _RULES.get(type(op))
         try:
             problem = rule(op) if rule else "there is no rule for this operation"
         except (AssertionError, AttributeError, IndexError, TypeError, ValueError):

@@ -9,6 +9,7 @@ with f32 gives f32, bf16 with f16 gives f32, the wider integer wins.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, TypeVar
@@ -21,7 +22,15 @@ bfloat16, float16, float32, float64 = _types.BF16, _types.F16, _types.F32, _type
 
 
 class constexpr:
-    """Annotation of a parameter whose value is compiled in: ``BLOCK: tl.constexpr``."""
+    """A value known while a kernel is compiled.
+
+    As an annotation, ``BLOCK: tl.constexpr``, it marks a parameter whose value is compiled in. As
+    a value, ``WIDTH = tl.constexpr(4)``, it is a global constant; plain numbers, strings and
+    tuples are such constants too.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
 
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -31,7 +40,7 @@ interpreting: ContextVar[Any] = ContextVar("interpreting", default=None)
 """The interpreter's program that runs in this thread, which calls of the language go to."""
 
 
-def _builtin(function: _F) -> _F:
+def builtin(function: _F) -> _F:
     """Marks a function as one that only the compiler and the interpreter give a meaning."""
 
     def outside_of_a_kernel(*args: Any, **kwargs: Any) -> Any:
@@ -43,20 +52,19 @@ def _builtin(function: _F) -> _F:
             "call the kernel as kernel[grid](...)"
         )
 
-    outside_of_a_kernel.__name__ = function.__name__
-    outside_of_a_kernel.__doc__ = function.__doc__
+    functools.update_wrapper(outside_of_a_kernel, function)
     return outside_of_a_kernel  # type: ignore[return-value]
 
 
 # --- the grid ---------------------------------------------------------------------------
 
 
-@_builtin
+@builtin
 def program_id(axis: int) -> Any:
     """Index of this program along grid axis 0, 1 or 2, an int32 scalar. Axis 0 runs fastest."""
 
 
-@_builtin
+@builtin
 def num_programs(axis: int) -> Any:
     """Size of the grid along axis 0, 1 or 2, an int32 scalar."""
 
@@ -64,216 +72,137 @@ def num_programs(axis: int) -> Any:
 # --- making tiles -----------------------------------------------------------------------
 
 
-@_builtin
+@builtin
 def arange(start: int, end: int) -> Any:
-    """The int32 tile start, …, end - 1; both bounds are compile-time constants."""
+    """The int32 tile start, …, end - 1 of rank 1. Both bounds are constants, start < end; any
+    length is allowed, powers of two are fastest."""
 
 
-@_builtin
+@builtin
 def full(shape: tuple[int, ...], value: Any, dtype: Any) -> Any:
-    """A tile with ``value`` (a number or a scalar) in every element."""
+    """A tile with ``value`` (a number or a scalar) in every element; ``shape`` is made of 1 to 3
+    constants."""
 
 
-@_builtin
+@builtin
 def zeros(shape: tuple[int, ...], dtype: Any) -> Any:
-    """A tile of zeros."""
+    """A tile of zeros; ``shape`` is made of 1 to 3 constants."""
 
 
-@_builtin
+@builtin
+def zeros_like(tile: Any) -> Any:
+    """A tile of zeros with the shape and the type of ``tile``."""
+
+
+# --- shape ------------------------------------------------------------------------------
+
+
+@builtin
 def expand_dims(tile: Any, axis: int) -> Any:
-    """Inserts a dimension of size 1; the same as ``tile[:, None]``."""
+    """Inserts a dimension of size 1; the same as ``tile[:, None]``. Tiles have at most three
+    dimensions."""
 
 
-@_builtin
-def broadcast_to(tile: Any, shape: tuple[int, ...]) -> Any:
-    """Repeats dimensions of size 1 until the tile has ``shape``."""
+@builtin
+def broadcast_to(tile: Any, *shape: Any) -> Any:
+    """Repeats dimensions of size 1 until the tile has ``shape``, given as one tuple or as several
+    sizes. Missing leading dimensions are added."""
 
 
-# --- element-wise -----------------------------------------------------------------------
+@builtin
+def reshape(tile: Any, *shape: Any) -> Any:
+    """The same elements in row-major order in another shape, given as one tuple or as several
+    sizes; ``tile.reshape(…)`` is the same. Tiles of numbers only."""
 
 
-@_builtin
-def cast(value: Any, dtype: Any) -> Any:
-    """Number conversion, round to nearest even; the same as ``value.to(dtype)``."""
+@builtin
+def view(tile: Any, *shape: Any) -> Any:
+    """As :func:`reshape`."""
 
 
-@_builtin
-def where(condition: Any, x: Any, y: Any) -> Any:
-    """x where ``condition`` (int1) holds, else y, element by element."""
+@builtin
+def ravel(tile: Any) -> Any:
+    """The elements in row-major order as a tile of rank 1."""
 
 
-@_builtin
-def maximum(x: Any, y: Any) -> Any:
-    """The larger one, element by element; the number where one side is NaN."""
+@builtin
+def trans(tile: Any, *dims: Any) -> Any:
+    """Exchanges the last two dimensions, or permutes them as :func:`permute` where ``dims`` are
+    given; ``tile.T`` and ``tile.trans(…)`` are the same. Tiles of numbers only."""
 
 
-@_builtin
-def minimum(x: Any, y: Any) -> Any:
-    """The smaller one, element by element; the number where one side is NaN."""
-
-
-@_builtin
-def abs(x: Any) -> Any:
-    """Absolute value."""
-
-
-@_builtin
-def sqrt(x: Any) -> Any:
-    """Square root of floats, correctly rounded."""
-
-
-@_builtin
-def floor(x: Any) -> Any:
-    """Largest whole number not above x, as a float."""
-
-
-@_builtin
-def ceil(x: Any) -> Any:
-    """Smallest whole number not below x, as a float."""
-
-
-@_builtin
-def exp(x: Any) -> Any:
-    """e to the power x, of floats, within 1 unit of the last place (bf16 and f16 are computed
-    in f32). 0 below and infinite above the type's range; denormal results are rounded once."""
-
-
-@_builtin
-def exp2(x: Any) -> Any:
-    """2 to the power x, as :func:`exp`; exact for whole numbers."""
-
-
-@_builtin
-def log(x: Any) -> Any:
-    """Natural logarithm of floats, within 1.5 units of the last place; NaN for negative numbers,
-    minus infinity for 0."""
-
-
-@_builtin
-def log2(x: Any) -> Any:
-    """Logarithm to the base 2, as :func:`log`, within 2 units of the last place."""
-
-
-@_builtin
-def rsqrt(x: Any) -> Any:
-    """1 / sqrt(x) of floats, within 1.5 units of the last place."""
-
-
-@_builtin
-def sigmoid(x: Any) -> Any:
-    """1 / (1 + exp(-x)) of floats, within 3 units of the last place; 0 where it is below the
-    smallest normal number."""
-
-
-@_builtin
-def tanh(x: Any) -> Any:
-    """Hyperbolic tangent of floats, within 3.5 units of the last place."""
-
-
-@_builtin
-def erf(x: Any) -> Any:
-    """The error function of floats, within 1.5 units of the last place."""
-
-
-@_builtin
-def sin(x: Any) -> Any:
-    """Sine of floats, x in radians, within 2 units of the last place; NaN for |x| > 2^40."""
-
-
-@_builtin
-def cos(x: Any) -> Any:
-    """Cosine of floats, x in radians, within 2 units of the last place; NaN for |x| > 2^40."""
-
-
-@_builtin
-def fma(x: Any, y: Any, z: Any) -> Any:
-    """x·y + z with one rounding; floats of one type."""
-
-
-@_builtin
-def cdiv(x: Any, div: Any) -> Any:
-    """x divided by div, rounded up; x ≥ 0, div > 0."""
+@builtin
+def permute(tile: Any, *dims: Any) -> Any:
+    """Dimension i of the result is dimension ``dims[i]`` of the tile."""
 
 
 # --- along an axis ----------------------------------------------------------------------
 
 
-@_builtin
-def sum(tile: Any, axis: int) -> Any:
-    """Sum along the last axis, in the tile's type (bf16 and f16 add up in f32)."""
+@builtin
+def sum(tile: Any, axis: int | None = None, keep_dims: bool = False) -> Any:
+    """Sum along ``axis``, or of all elements where it is None. bf16 and f16 add up in float32,
+    integers below 32 bits and int1 in 32 bits, everything else in its own type. ``keep_dims``
+    leaves a dimension of size 1. The order of additions is fixed: same input, same bits."""
 
 
-@_builtin
-def max(tile: Any, axis: int) -> Any:
-    """Maximum along the last axis."""
-
-
-@_builtin
-def min(tile: Any, axis: int) -> Any:
-    """Minimum along the last axis."""
-
-
-# --- memory -----------------------------------------------------------------------------
-
-
-@_builtin
-def load(pointer: Any, mask: Any = None, other: Any = None) -> Any:
-    """Loads through a pointer or a tile of pointers. Where ``mask`` (int1, same shape) is
-    false nothing is read and the element is ``other`` (default 0)."""
-
-
-@_builtin
-def store(pointer: Any, value: Any, mask: Any = None) -> None:
-    """Stores through a pointer or a tile of pointers; where ``mask`` is false nothing is
-    written."""
-
-
-@_builtin
-def make_tensor_descriptor(base: Any, shape: Any, strides: Any, block_shape: Any) -> Any:
-    """A strided array in memory, read and written in blocks.
-
-    Args:
-        base: pointer to its first element.
-        shape, strides: sizes and strides in elements; the last stride is 1.
-        block_shape: constants, the shape of one block.
-
-    The descriptor's ``load(offsets, boundary_check=None)`` gives a tile of ``block_shape`` whose
-    corner is at ``offsets``; elements outside of the array are 0. ``store(offsets, tile,
-    boundary_check=None)`` leaves them alone. ``boundary_check`` lists the dimensions that are
-    checked (default all): leave one out where the block is known to lie inside. ``dtype`` is
-    the element type.
-    """
-
-
-@_builtin
-def int4_tensor(
-    qweight: Any, scales: Any, zeros: Any, shape: Any, group_size: int, block_shape: Any
+@builtin
+def max(
+    tile: Any,
+    axis: int | None = None,
+    return_indices: bool = False,
+    return_indices_tie_break_left: bool = True,
+    keep_dims: bool = False,
 ) -> Any:
-    """A packed INT4 weight, as made by :func:`amxq.pack`.
+    """Maximum along ``axis``, or of all elements where it is None; with ``return_indices`` a pair
+    of it and :func:`argmax`. NaN is skipped while there is a number."""
 
-    Args:
-        qweight: pointer (uint8) to the panels [N/32][K/8][2][64].
-        scales: pointer (bf16, f16 or f32) to N·G scales in panel order.
-        zeros: pointer (uint8) to N·G zero points in panel order, or None: 8 everywhere.
-        shape: [K, N]. K is a multiple of the group size.
-        group_size: elements of K that share a scale: a scalar or a constant.
-        block_shape: constants [BLOCK_K, 32]; BLOCK_K is a multiple of 8.
 
-    ``load([k, n])`` gives the integers as an operand of :func:`dot`, which subtracts 8 beside
-    bf16. ``scales([g, n])`` gives the float32 scales of group g for the 32 columns from n on;
-    ``zeros([g, n])`` the zero points minus 8, float32. ``has_zeros`` is a constant.
-    """
+@builtin
+def min(
+    tile: Any,
+    axis: int | None = None,
+    return_indices: bool = False,
+    return_indices_tie_break_left: bool = True,
+    keep_dims: bool = False,
+) -> Any:
+    """Minimum; otherwise as :func:`max`."""
+
+
+@builtin
+def argmax(
+    tile: Any, axis: int | None, tie_break_left: bool = True, keep_dims: bool = False
+) -> Any:
+    """The int32 index of the maximum along ``axis``, of the flattened tile where it is None; the
+    first one of equals. NaN is never chosen while there is a number."""
+
+
+@builtin
+def argmin(
+    tile: Any, axis: int | None, tie_break_left: bool = True, keep_dims: bool = False
+) -> Any:
+    """The int32 index of the minimum; otherwise as :func:`argmax`."""
 
 
 # --- multiplication ---------------------------------------------------------------------
 
 
-@_builtin
-def dot(a: Any, b: Any, acc: Any = None) -> Any:
+@builtin
+def dot(
+    a: Any,
+    b: Any,
+    acc: Any = None,
+    input_precision: str | None = None,
+    allow_tf32: bool | None = None,
+    max_num_imprecise_acc: int | None = None,
+    out_dtype: Any = float32,
+) -> Any:
     """a [M, K] · b [K, N] (+ acc [M, N]) in float32, or in int32 where a is int8.
 
-    a is bf16, b an int4 tile or a bf16 tile; or both float32. Products of a bf16 number and a
-    4-bit integer are exact, so the only rounding is that of the float32 sum.
+    a and b are both bf16, float16 or float32, or a is bf16 and b an int4 tile. Products of
+    16-bit numbers, and of a bf16 number and a 4-bit integer, are exact, so the only rounding is
+    that of the float32 sum. ``out_dtype`` is what the sum is converted to. float32 is always
+    multiplied as such, whatever ``input_precision`` and ``allow_tf32`` say.
 
     An int8 a multiplies an int4 b exactly. There b's integers count as they are stored, 0 to 15,
     without the 8 subtracted, because that is what the instructions take (VPDPBUSD multiplies
@@ -282,30 +211,7 @@ def dot(a: Any, b: Any, acc: Any = None) -> Any:
     """
 
 
-@_builtin
+@builtin
 def int4_order(tile: Any) -> Any:
     """The columns of a tile in the order in which packed int4 weights are multiplied with int8:
     0, 4, 1, 5, 2, 6, 3, 7 of every 8. Reorder activations once, when they are quantised."""
-
-
-# --- control and compile time -----------------------------------------------------------
-
-
-@_builtin
-def range(start: Any, stop: Any = None, step: Any = None) -> Any:
-    """A loop at run time, as Python's; step > 0."""
-
-
-@_builtin
-def static_range(start: int, stop: int | None = None, step: int = 1) -> Any:
-    """A loop unrolled at compile time over constants."""
-
-
-@_builtin
-def static_assert(condition: bool, message: str = "") -> None:
-    """A CompilationError unless the constant ``condition`` holds."""
-
-
-@_builtin
-def static_print(*values: Any) -> None:
-    """Prints constants, or the types of values, while the kernel is compiled."""

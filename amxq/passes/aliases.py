@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 _Access = ops.Load | ops.Store | ops.LoadBlock | ops.StoreBlock
 
-POINTWISE = (ops.Binary, ops.Compare, ops.Unary, ops.Cast, ops.Select, hw.Fma)
+POINTWISE = (ops.Binary, ops.Compare, ops.Unary, ops.Cast, ops.Select, hw.Fma, hw.Bitcast)
 
 
 def writes(op: Op) -> bool:
     """Whether an operation, or one inside of it, stores to memory of the user."""
-    if isinstance(op, (ops.Store, ops.StoreBlock)):
+    if isinstance(op, (ops.Store, ops.StoreBlock, ops.Atomic, ops.CompareExchange)):
         return True
     return any(writes(inner) for region in ops.regions(op) for inner in region.ops)
 

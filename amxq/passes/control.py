@@ -70,31 +70,14 @@ class Loop:
 
 def for_loop(v: Vectorizer, op: ops.For) -> None:
     lower, upper, step = (v.scalars[x] for x in (op.lower, op.upper, op.step))
-    body = Block((Value(lower.type, op.body.args[0].hint),))
-    v.scalars[op.body.args[0]] = body.args[0]
-    inits: list[Value] = []
-    homes: dict[int, Place] = {}
-    for i, (init, arg) in enumerate(zip(op.inits, op.body.args[1:], strict=True)):
-        _check_carried(v, arg)
-        if isinstance(init.type, TileType) and not v.tiles[init].small:
-            homes[i] = v.scratch(init.type)
-            v.tiles[arg] = v.materialize(v.tiles[init], homes[i])
-            continue
-        parts = _parts(v, init)
-        args = tuple(Value(p.type, arg.hint) for p in parts)
-        _bind(v, arg, list(args))
-        body.args += args
-        inits += parts
-    v.destinations |= _destinations(v, op, homes)
+    index, *args = op.body.args
+    carried = _Carried(v, op.inits, tuple(args))
+    v.scalars[index] = Value(lower.type, index.hint)
+    body = Block((v.scalars[index], *carried.enter(tuple(args))))
+    v.destinations |= _destinations(v, op, carried.homes)
     outer, v.loop = v.loop, Loop(op, lower, upper, step, v.b.block, body)
-    with v.b.inside(body):
-        values = v.block(op.body)
-        v.b.loc = op.loc
-        _update_homes(v, op, values, homes)
-        last = [p for i, x in enumerate(values) if i not in homes for p in _parts(v, x)]
-        body.ops += v.loop.rest
-        v.b.emit(ops.Yield, values=(*last, *v.loop.nexts))
-    inits += v.loop.inits
+    carried.region(body, op.body, v.loop)
+    inits = (*carried.inits, *v.loop.inits)
     v.loop = outer
     loop = v.b.emit(
         ops.For,
@@ -102,10 +85,70 @@ def for_loop(v: Vectorizer, op: ops.For) -> None:
         lower=lower,
         upper=upper,
         step=step,
-        inits=tuple(inits),
+        inits=inits,
         body=body,
     )
-    _bind_results(v, op.results, homes, list(loop.results)[: len(last)])
+    _bind_results(v, op.results, carried.homes, list(loop.results)[: len(carried.inits)])
+
+
+def while_loop(v: Vectorizer, op: ops.While) -> None:
+    outer, v.loop = v.loop, None
+    carried = _Carried(v, op.inits, op.body.args)
+    test = Block(carried.enter(op.test.args))
+    with v.b.inside(test):
+        (condition,) = v.block(op.test)
+        v.b.emit(ops.Yield, values=(v.scalars[condition],))
+    body = Block(carried.enter(op.body.args))
+    carried.region(body, op.body, None)
+    v.loop = outer
+    loop = v.b.emit(ops.While, *carried.types, inits=carried.inits, test=test, body=body)
+    _bind_results(v, op.results, carried.homes, list(loop.results))
+
+
+class _Carried:
+    """What a loop carries: vectors and scalars, and homes in memory, by position."""
+
+    def __init__(self, v: Vectorizer, inits: tuple[Value, ...], args: tuple[Value, ...]) -> None:
+        self.v = v
+        self.homes: dict[int, Place] = {}
+        self.stored: dict[int, Tile] = {}
+        parts: list[Value] = []
+        for i, (init, arg) in enumerate(zip(inits, args, strict=True)):
+            _check_carried(v, arg)
+            if isinstance(init.type, TileType) and not v.tiles[init].small:
+                self.homes[i] = v.scratch(init.type)
+                self.stored[i] = v.materialize(v.tiles[init], self.homes[i])
+            else:
+                parts += _parts(v, init)
+        self.inits = tuple(parts)
+        self.types = tuple(p.type for p in parts)
+
+    def enter(self, args: tuple[Value, ...]) -> tuple[Value, ...]:
+        """Binds a region's arguments; returns those of the new block."""
+        made = [Value(t) for t in self.types]
+        left = list(made)
+        for i, arg in enumerate(args):
+            if i in self.homes:
+                self.v.tiles[arg] = self.stored[i]
+                continue
+            parts = left[: _count(self.v, arg)]
+            del left[: len(parts)]
+            for part in parts:
+                part.hint = arg.hint
+            _bind(self.v, arg, parts)
+        return tuple(made)
+
+    def region(self, block: Block, source: Block, loop: Loop | None) -> None:
+        """Rewrites a loop's body into ``block``, which yields the next values."""
+        v = self.v
+        with v.b.inside(block):
+            values = v.block(source)
+            _update_homes(v, source.args[len(source.args) - len(values) :], values, self.homes)
+            last = [p for i, x in enumerate(values) if i not in self.homes for p in _parts(v, x)]
+            if loop is not None:
+                block.ops += loop.rest
+                last += loop.nexts
+            v.b.emit(ops.Yield, values=tuple(last))
 
 
 def _destinations(v: Vectorizer, op: ops.For, homes: dict[int, Place]) -> dict[Value, Place]:
@@ -178,11 +221,10 @@ def _check_carried(v: Vectorizer, value: Value) -> None:
 
 
 def _update_homes(
-    v: Vectorizer, op: ops.For, values: tuple[Value, ...], homes: dict[int, Place]
+    v: Vectorizer, args: tuple[Value, ...], values: tuple[Value, ...], homes: dict[int, Place]
 ) -> None:
     """Writes the next values of carried large tiles, in place where that is safe: each element
     of the new tile depends on the same element of the old one only."""
-    args = op.body.args[1:]
     temporary: list[tuple[int, Tile]] = []
     for i in homes:
         others = {args[j] for j in homes if j != i}
@@ -224,6 +266,14 @@ def _parts(v: Vectorizer, value: Value) -> list[Value]:
     return [tile.at(row, column) for row, column in positions(tile)]
 
 
+def _count(v: Vectorizer, value: Value) -> int:
+    """How many parts a carried value that is not at home in memory has."""
+    if not isinstance(value.type, TileType):
+        return 1
+    tile = _template(v, value.type)
+    return tile.rows * tile.columns
+
+
 def _bind(v: Vectorizer, value: Value, parts: list[Value]) -> None:
     if isinstance(value.type, TileType):
         v.tiles[value] = registers(value.type, v.lanes_of(value.type), parts)
@@ -240,9 +290,6 @@ def _bind_results(
             assert isinstance(result.type, TileType)
             v.tiles[result] = v.stored(result.type, homes[i])
             continue
-        count = 1
-        if isinstance(result.type, TileType):
-            tile = _template(v, result.type)
-            count = tile.rows * tile.columns
+        count = _count(v, result)
         _bind(v, result, parts[:count])
         del parts[:count]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from amxq.ir.ops import Function
 from amxq.ir.verifier import verify
+from amxq.passes.carried_pointers import carry_distances
 from amxq.passes.choose_dot import choose_dot
 from amxq.passes.expand_math import expand_math
 from amxq.passes.recurrences import carry_offsets
@@ -21,6 +22,7 @@ def lower(function: Function, target: str, vector_bits: int, observe: Observer) 
     ``observe`` sees the function after every pass, under the pass's name.
     """
     passes: tuple[tuple[str, Callable[[], None]], ...] = (
+        ("carry_distances", lambda: carry_distances(function)),
         ("carry_offsets", lambda: carry_offsets(function)),
         ("simplify", lambda: simplify(function)),
         ("choose_dot", lambda: choose_dot(function, target)),

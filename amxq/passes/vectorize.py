@@ -34,8 +34,20 @@ from amxq.ir.types import (
     Type,
     VectorType,
     element_of,
+    shape_of,
 )
-from amxq.passes import affine, aliases, control, dot_amx, dot_dense, dot_vector, memory, reductions
+from amxq.passes import (
+    affine,
+    aliases,
+    control,
+    dot_amx,
+    dot_dense,
+    dot_vector,
+    effects,
+    memory,
+    rearrange,
+    reductions,
+)
 from amxq.passes.dot_int8 import Int8Dot
 from amxq.passes.dot_vector import Int4Dot
 from amxq.passes.tiles import FIRST, At, Index, Place, Tile, positions, registers
@@ -399,8 +411,17 @@ class Vectorizer:
             late=source.late,
         )
 
+    def on_reshape(self, op: ops.Reshape) -> None:
+        rearrange.reshape(self, op)
+
+    def on_permute(self, op: ops.Permute) -> None:
+        rearrange.permute(self, op)
+
     def on_reduce(self, op: ops.Reduce) -> None:
-        reductions.reduce(self, op)
+        if op.axis < len(shape_of(op.operand.type)) - 1:
+            rearrange.reduce(self, op)
+        else:
+            reductions.reduce(self, op)
 
     # --- memory (amxq.passes.memory) ------------------------------------------------------
 
@@ -433,6 +454,15 @@ class Vectorizer:
         tile = Tile(source.type, source.lanes, at, prepare=source.prepare, late=source.late)
         self.define(op.result, tile)
 
+    def on_atomic(self, op: ops.Atomic) -> None:
+        effects.atomic(self, op)
+
+    def on_compare_exchange(self, op: ops.CompareExchange) -> None:
+        effects.compare_exchange(self, op)
+
+    def on_print(self, op: ops.Print) -> None:
+        effects.print_values(self, op)
+
     def on_load_int4(self, op: ops.LoadInt4) -> None:
         """Read by the dots that use it."""
 
@@ -449,6 +479,9 @@ class Vectorizer:
 
     def on_for(self, op: ops.For) -> None:
         control.for_loop(self, op)
+
+    def on_while(self, op: ops.While) -> None:
+        control.while_loop(self, op)
 
     def on_if(self, op: ops.If) -> None:
         control.branch(self, op)

@@ -22,7 +22,7 @@ _NOBITS, _RELA, _SYMTAB = 8, 4, 2  # sh_type
 _R_64, _R_PC32, _R_PLT32 = 1, 2, 4
 _STUB = b"\xff\x25\x00\x00\x00\x00"  # jmp *(rip + 0), followed by the address
 _STUB_BYTES = 16
-_EXTERNALS = frozenset(("memset", "memcpy", "memmove", "fmod", "fmodf"))
+_EXTERNALS = frozenset(("memset", "memcpy", "memmove", "fmod", "fmodf", "dprintf"))
 _DAMAGE = (struct.error, LookupError, ValueError, ArithmeticError, OSError)
 
 

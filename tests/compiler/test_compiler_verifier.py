@@ -100,6 +100,24 @@ def test_tile_addresses() -> None:
 # --- values -----------------------------------------------------------------------------
 
 
+def reduction(
+    b: Builder, v: dict[str, Value], type_: TileType, *, axis: int, kind: str = "add"
+) -> Value:
+    return b.value(ops.Reduce, type_, kind=kind, operand=splat(b, v["f"]), axis=axis)
+
+
+def atomic(
+    b: Builder,
+    v: dict[str, Value],
+    pointer: str,
+    value: Value,
+    kind: str = "add",
+    mask: Value | None = None,
+) -> Value:
+    fields = {"kind": kind, "pointer": v[pointer], "value": value, "mask": mask}
+    return b.value(ops.Atomic, value.type, **fields)
+
+
 def splat(b: Builder, v: Value, type_: TileType | VectorType = TILE) -> Value:
     return b.value(ops.Splat, type_, operand=v)
 
@@ -202,13 +220,56 @@ WRONG: dict[str, tuple[str, Callable[[Builder, dict[str, Value]], object]]] = {
     ),
     "reduction's result": (
         "tile<4x16xf32> -> tile<16xf32>",
-        lambda b, v: b.value(
-            ops.Reduce, TileType((16,), F32), kind="add", operand=splat(b, v["f"])
-        ),
+        lambda b, v: reduction(b, v, TileType((16,), F32), axis=1),
+    ),
+    "reduction's axis": (
+        "axis 2 of tile<4x16xf32>",
+        lambda b, v: reduction(b, v, TileType((4,), F32), axis=2),
     ),
     "reduction's kind": (
         "unknown kind mul",
-        lambda b, v: b.value(ops.Reduce, TileType((4,), F32), kind="mul", operand=splat(b, v["f"])),
+        lambda b, v: reduction(b, v, TileType((4,), F32), axis=1, kind="mul"),
+    ),
+    "permutation that repeats": (
+        "by .0, 0.",
+        lambda b, v: b.value(ops.Permute, TILE, operand=splat(b, v["f"]), order=(0, 0)),
+    ),
+    "permutation's result": (
+        "tile<4x16xf32> -> tile<4x16xf32> by .1, 0.",
+        lambda b, v: b.value(ops.Permute, TILE, operand=splat(b, v["f"]), order=(1, 0)),
+    ),
+    "reshape to another count": (
+        "tile<4x16xf32> -> tile<32xf32>",
+        lambda b, v: b.value(ops.Reshape, TileType((32,), F32), operand=splat(b, v["f"])),
+    ),
+    "bitcast of a tile to another size": (
+        "tile<4x16xf32> -> tile<4x16xbf16>",
+        lambda b, v: b.value(hw.Bitcast, TileType((4, 16), BF16), operand=splat(b, v["f"])),
+    ),
+    "atomic kind": ("unknown kind mul", lambda b, v: atomic(b, v, "p", v["f"], "mul")),
+    "atomic of bits of floats": ("or needs integers", lambda b, v: atomic(b, v, "p", v["f"], "or")),
+    "atomic through another pointer": (
+        "ptr<f32> does not address i32",
+        lambda b, v: atomic(b, v, "p", v["n"]),
+    ),
+    "atomic of bytes": (
+        "32 and 64 bits, got u8",
+        lambda b, v: atomic(b, v, "q", b.constant(1, U8)),
+    ),
+    "atomic mask": ("mask is i32", lambda b, v: atomic(b, v, "p", v["f"], mask=v["n"])),
+    "expected of another type": (
+        "expected is i32",
+        lambda b, v: b.value(
+            ops.CompareExchange, F32, pointer=v["p"], expected=v["n"], value=v["f"]
+        ),
+    ),
+    "prints of two shapes": (
+        "prints f32, tile<4x16xf32>",
+        lambda b, v: b.emit(ops.Print, prefix="x", indices=(), values=(v["f"], splat(b, v["f"]))),
+    ),
+    "index of a print": (
+        "indices are i64",
+        lambda b, v: b.emit(ops.Print, prefix="x", indices=(v["n"],), values=(v["f"],)),
     ),
     "axis of the grid": ("axis 3", lambda b, v: b.value(ops.ProgramId, I32, axis=3)),
     "type of a program's number": (
@@ -429,6 +490,26 @@ def test_a_condition_is_one_bool() -> None:
         b.emit(ops.If, condition=v["n"], then=blocks[0], other=blocks[1])
 
     refused("condition is i32", build)
+
+
+@pytest.mark.parametrize(
+    ("message", "args", "test", "last"),
+    [
+        ("carried types differ", [F32], "c", "n"),
+        ("carried types differ", [I32, I32], "c", "n"),
+        ("yield does not match", [I32], "n", "n"),
+        ("yield does not match", [I32], "c", "f"),
+    ],
+)
+def test_while(message: str, args: list[object], test: str, last: str) -> None:
+    def build(b: Builder, v: dict[str, Value]) -> None:
+        blocks = [Block(tuple(Value(t) for t in args)) for _ in range(2)]  # type: ignore[arg-type]
+        for block, name in zip(blocks, (test, last)):
+            with b.inside(block):
+                b.emit(ops.Yield, values=(v[name],))
+        b.emit(ops.While, I32, inits=(v["n"],), test=blocks[0], body=blocks[1])
+
+    refused(message, build)
 
 
 def test_an_operation_without_a_rule_is_refused() -> None:

@@ -39,7 +39,7 @@ def dot_of_numbers(x):
 @amxq.jit
 def dot_of_mixed_types(x):
     a, b = tl.zeros((4, 8), tl.bfloat16), tl.zeros((8, 4), tl.float32)
-    tl.store(x, tl.dot(a, b))  # error: dot of bf16 and f32 is not defined | bf16 with int4
+    tl.store(x, tl.dot(a, b))  # error: dot of bf16 and f32 is not defined | bf16 or int8 with int4
 
 
 @wrong(F32)

@@ -23,18 +23,10 @@ wrong = registering(CASES)
 @wrong(F32, tl.int32)
 @amxq.jit
 def return_in_a_loop(x, n):
-    for i in range(n):  # error: return inside a loop |
-        if i is None:
-            pass
-        return
-
-
-@wrong(F32, tl.int32)
-@amxq.jit
-def return_in_a_branch(x, n):
-    if n > 2:  # error: return inside a branch | mask
-        return
-    tl.store(x, 1.0)
+    for i in range(n):
+        if i > 2:
+            return  # error: return inside a loop | mask
+        tl.store(x + i, 1.0)
 
 
 @wrong(F32)
@@ -54,9 +46,36 @@ def try_statement(x):
 
 @wrong(F32, tl.int32)
 @amxq.jit
-def while_statement(x, n):
-    while n > 0:  # error: While statements are not part |
+def loop_without_an_end(x, n):
+    while True:  # error: condition of while is the constant True | static_range
         n -= 1
+
+
+@wrong(F32, tl.int32)
+@amxq.jit
+def break_statement(x, n):
+    while n > 0:
+        break  # error: Break statements are not part |
+
+
+@amxq.jit
+def sometimes(n):
+    if n > 2:
+        return n
+
+
+@amxq.jit
+def result_in_one_case(x, n):
+    tl.store(x, sometimes(n))
+
+
+@wrong(F32, tl.int32)
+@amxq.jit
+def return_in_a_static_loop(x, n):
+    for i in tl.static_range(4):
+        if n == i:
+            return  # error: return inside a loop | mask
+        tl.store(x + i, 1.0)
 
 
 @wrong(F32)
@@ -76,12 +95,6 @@ def lambda_expression(x):
 @amxq.jit
 def comprehension(x):
     tl.store(x, [i + 1 for i in (1, 2)][0])  # error: ListComp expressions are not part |
-
-
-@wrong(F32)
-@amxq.jit
-def chained_comparison(x):
-    tl.store(x, 0.0 < tl.load(x) < 1.0)  # error: chained comparisons | &
 
 
 @wrong(F32)
@@ -200,12 +213,22 @@ def test_mistake(name: str) -> None:
     check(*CASES[name], __file__)
 
 
+def test_a_function_that_returns_in_one_case_only() -> None:
+    with pytest.raises(CompilationError, match="returned in one of the cases only"):
+        result_in_one_case.warmup(F32, tl.int32, target="avx2")
+
+
 def test_a_mistake_in_a_called_function_names_both_places() -> None:
     with pytest.raises(CompilationError, match="ptr<f32>") as caught:
         calls_wrongly.warmup(F32, target="avx2")
     assert "return value * 2" in caught.value.source_line
     number = inspect.getsourcelines(calls_wrongly.kernel_source.function)[1] + 2
-    assert f"called from {__file__}:{number}" in caught.value.hint
+    line = caught.value.calls[0][3]
+    column = line.index("doubles(")
+    assert caught.value.calls == ((__file__, number, column, line),)
+    assert str(caught.value).endswith(
+        f"{__file__}:{number}:{column + 1}: called from here\n    {line}\n    {' ' * column}^"
+    )
 
 
 @amxq.jit

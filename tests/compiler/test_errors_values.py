@@ -149,15 +149,15 @@ def condition_of_numbers(x):
 
 @wrong(F32, tl.int32)
 @amxq.jit
-def branch_on_a_number(x, n):
-    if n:  # error: condition is i32, expected an int1 scalar |
+def branch_on_a_pointer(x, n):
+    if x:  # error: condition is ptr<f32>, expected a scalar |
         tl.store(x, 1.0)
 
 
 @wrong(F32)
 @amxq.jit
 def branch_on_a_tile(x):
-    if tl.arange(0, 8) > 3:  # error: condition is tile<8xi1>, expected an int1 scalar |
+    if tl.arange(0, 8) > 3:  # error: condition is tile<8xi1>, expected a scalar | tl.max
         tl.store(x, 1.0)
 
 
@@ -200,9 +200,70 @@ def cast_to_nothing(x):
 
 @wrong(F32)
 @amxq.jit
-def reduction_of_the_first_axis(x):
+def reduction_of_an_axis_too_many(x):
     tile = tl.zeros((4, 8), tl.float32)
-    tl.store(x, tl.sum(tile, 0))  # error: axis 0 of shape \[4, 8\]: only the last |
+    tl.store(x, tl.sum(tile, 2))  # error: axis 2 of a tile of shape \[4, 8\] |
+
+
+@wrong(F32)
+@amxq.jit
+def reshape_to_another_count(x):
+    tile = tl.zeros((4, 8), tl.float32)
+    tl.store(x, tile.reshape(4, 4))  # error: cannot reshape \[4, 8\] to \[4, 4\] | 32 .* 16
+
+
+@wrong(F32)
+@amxq.jit
+def permutation_that_repeats(x):
+    tile = tl.zeros((4, 8), tl.float32)
+    tl.store(x, tl.permute(tile, 0, 0))  # error: cannot permute shape \[4, 8\] by \[0, 0\] |
+
+
+@wrong(F32)
+@amxq.jit
+def bits_of_another_size(x):
+    tl.store(x, tl.load(x).to(tl.int16, bitcast=True))  # error: bitcast of f32 to i16 | bits
+
+
+@wrong(F32)
+@amxq.jit
+def exponential_of_an_integer(x):
+    tl.store(x, tl.exp(tl.arange(0, 8)))  # error: exp needs floats | float32
+
+
+@wrong(BF16)
+@amxq.jit
+def atomic_sum_of_bf16(x):
+    tl.atomic_add(x, 1.0)  # error: atomic operations on bf16 | float32
+
+
+@wrong(F32)
+@amxq.jit
+def atomic_or_of_floats(x):
+    tl.atomic_or(x, 1.0)  # error: atomic or needs integers |
+
+
+@wrong(F32)
+@amxq.jit
+def mask_of_a_block_pointer(x):
+    block = tl.make_block_ptr(x, (8,), (1,), (0,), (8,), (0,))
+    tl.load(block, mask=tl.arange(0, 8) < 4)  # error: takes no mask | boundary_check
+
+
+@wrong(F32)
+@amxq.jit
+def block_pointer_of_uneven_rank(x):
+    tl.make_block_ptr(x, (8, 8), (1,), (0, 0), (8, 8), (1, 0))  # error: 2, 1, 2 sizes | one of each
+
+
+@wrong(F32, tl.int32)
+@amxq.jit
+def tuple_that_changes(x, n):
+    pair = (n, n)
+    while n > 0:  # error: pair changes its type in this loop |
+        pair = (n, n, n)
+        n -= 1
+    tl.store(x, pair[0])
 
 
 @wrong(F32)
@@ -260,15 +321,6 @@ def type_that_depends_on_a_branch(x, n):
     if n > 0:  # error: value changes its type in the branches |
         value = tl.load(x + tl.arange(0, 4))
     tl.store(x, value)
-
-
-@wrong(F32, tl.int32)
-@amxq.jit
-def pointers_carried_by_a_loop(x, n):
-    at = x + tl.arange(0, 16)
-    for _ in range(n):  # error: at is a tile of pointers | carry the offsets
-        tl.store(at, 0.0)
-        at += 16
 
 
 @pytest.mark.parametrize("name", CASES)
