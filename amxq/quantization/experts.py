@@ -16,6 +16,7 @@ import torch
 from amxq.errors import CheckpointError, ShapeError
 from amxq.quantization.packed import DEFAULT_ZERO, PANEL, PackedWeight
 from amxq.quantization.packing import group_rows, pack, unpack_integers
+from amxq.runtime import memory
 
 _NAME = re.compile(r"(.+\.experts)(?:\.(\d{1,6}))?\.([a-z0-9_]+)")
 _PARTS = {"w1": "gate", "w3": "up", "w2": "down", "gate_proj": "gate", "up_proj": "up"}
@@ -112,7 +113,7 @@ def stack_experts(weights: Iterable[PackedWeight], count: int) -> PackedWeight:
     for number, w in enumerate(weights, 1):
         if result is None:
             qweight, scales = (
-                torch.empty((count, *t.shape), dtype=t.dtype) for t in (w.qweight, w.scales)
+                memory.empty((count, *t.shape), t.dtype) for t in (w.qweight, w.scales)
             )
             result = PackedWeight(qweight, scales, None, w.perm)
             zeros = torch.empty((count, *w.scales.shape), dtype=torch.uint8)
