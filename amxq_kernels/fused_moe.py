@@ -18,6 +18,7 @@ from amxq.runtime.jit import jit
 from amxq_kernels.int4_linear import int4_product
 from amxq_kernels.int4_linear_int8 import int8_product
 
+NO_EXPERT = 1 << 40
 RECORD = 4
 """Numbers that describe a block: expert, its first row, its last row + 1, its first block."""
 
@@ -29,7 +30,7 @@ def expert_of(ids, expert_map, i, bound):
     if expert_map is not None:
         inside = (e >= 0) & (e < bound)
         mapped = tl.load(expert_map + tl.where(inside, e, 0)).to(tl.int64)
-        e = tl.where(inside, mapped, e)
+        e = tl.where(inside, mapped, tl.where(e < 0, e, NO_EXPERT))
     return e
 
 

@@ -161,9 +161,17 @@ def _check_weight(name: str, w: PackedWeight) -> tuple[int, int, int]:
     return q[0], s[1], 8 * q[2]
 
 
-def refuse(tensors: Mapping[str, object]) -> None:
+def refuse(
+    tensors: Mapping[str, object], names: Mapping[str, object], numbers: Mapping[str, object]
+) -> None:
     """Names the argument that torch does not let through to a kernel. None is allowed for what may
     be absent."""
+    for name, value in names.items():
+        if not isinstance(value, str):
+            raise DTypeError(f"{name} is {value!r}; expected its name, a string")
+    for name, value in numbers.items():
+        if value is not None and not isinstance(value, (int, float)):
+            raise DTypeError(f"{name} is {value!r}; expected a number or None")
     for name, tensor in tensors.items():
         optional = name.endswith((".zeros", ".perm", "_map", "_bias"))
         if tensor is None and optional:

@@ -121,7 +121,9 @@ def fused_moe(
                     "expert_map": expert_map,
                     "w13_bias": w13_bias,
                     "w2_bias": w2_bias,
-                }
+                },
+                {"activation": activation, "precision": precision},
+                {"limit": limit, "alpha": alpha, "routed_scaling_factor": routed_scaling_factor},
             )
         raise
 
