@@ -60,7 +60,7 @@ class Emitter(MemoryText):
         text = llvm_type(type_)
         if kind in ("min", "max"):
             if element.is_float:
-                return self.call(f"llvm.{kind}num.{suffix(type_)}", text, [(text, a), (text, b)])
+                return self._extreme(kind, a, b, type_)
             name = ("s" if element.is_signed else "u") + kind
             return self.call(f"llvm.{name}.{suffix(type_)}", text, [(text, a), (text, b)])
         if element.is_float:
@@ -73,7 +73,17 @@ class Emitter(MemoryText):
             name = ("s" if element.is_signed else "u") + {"div": "div", "mod": "rem"}[kind]
             return self.line(f"{name} {text} {a}, {self._divisor(a, b, type_)}")
         name = "shl" if kind == "shl" else "ashr" if element.is_signed else "lshr"
-        return self.line(f"{name} {text} {a}, {b}")
+        count = self.line(f"and {text} {b}, {splat_of(element.bits - 1, type_)}")
+        return self.line(f"{name} {text} {a}, {count}")
+
+    def _extreme(self, kind: str, a: str, b: str, type_: Type) -> str:
+        """The larger or smaller one; the number where one side is NaN. (LLVM narrows its maxnum
+        of widened halves to one of halves, which becomes calls of fmaxf.)"""
+        text, bools = llvm_type(type_), llvm_type(with_element(type_, I1))
+        wins = self.line(f"fcmp {'ogt' if kind == 'max' else 'olt'} {text} {a}, {b}")
+        best = self.line(f"select {bools} {wins}, {text} {a}, {text} {b}")
+        nan = self.line(f"fcmp uno {text} {b}, {b}")
+        return self.line(f"select {bools} {nan}, {text} {a}, {text} {best}")
 
     def _divisor(self, a: str, b: str, type_: Type) -> str:
         """``b``, or 1 where dividing by it would trap: 0, and -1 below the lowest number. Such

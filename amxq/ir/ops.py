@@ -185,7 +185,7 @@ UNARY = ("neg", "abs", "sqrt", "floor", "ceil", *MATH)
 class Binary(Op):
     """``kind`` of BINARY; both operands and the result have one type. Integer division and
     remainder truncate towards zero, as C and Triton do; float min and max return the number
-    where one side is NaN."""
+    where one side is NaN. Shifts count modulo the number of bits."""
 
     kind: str
     lhs: Value
