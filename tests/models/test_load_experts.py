@@ -40,14 +40,14 @@ def logits(model: Any, ids: torch.Tensor) -> np.ndarray:
 def test_logits_of_the_exporters_fixtures(name: str, shared: Path) -> None:
     folder = shared / "fixtures" / "checkpoints" / name
     reference = np.load(folder / "ref.npz")
-    ids = torch.from_numpy(reference["input_ids"])
+    few = 5  # tokens: experts with many rows are tested in tests/ops, and compile for long
+    ids, want = torch.from_numpy(reference["input_ids"])[:, :few], reference["logits_fp32"][:, :few]
     model, _ = amxq.load_model(folder)
-    bound = 3 * np.abs(reference["logits_native"] - reference["logits_fp32"]).max() + 0.1
-    assert np.abs(logits(model, ids) - reference["logits_fp32"]).max() < bound
+    assert np.abs(logits(model, ids) - want).max() < 0.1  # fp32 logits are of size 10
     assert any(isinstance(m, Int4Experts) for m in model.modules())
     if name == FIXTURES[0]:
         model, _ = amxq.load_model(folder, dtype=torch.float32)
-        assert np.abs(logits(model, ids) - reference["logits_fp32"]).max() < 1e-4
+        assert np.abs(logits(model, ids) - want).max() < 1e-4
 
 
 SIZES = {
