@@ -59,6 +59,9 @@ def _bounds(gen: CodeGenerator, call: ast.Call) -> tuple[Any, Any, Any]:
     args = [gen.eval(a) for a in call.args]
     given = dict(zip(("stop",) if len(args) == 1 else ("start", "stop", "step"), args))
     for keyword in call.keywords:
+        if keyword.arg in ("num_stages", "loop_unroll_factor"):  # Triton's, without effect
+            gen.eval(keyword.value)
+            continue
         if keyword.arg not in ("start", "stop", "step") or keyword.arg in given:
             raise gen.error(call, f"range got an unexpected or repeated argument {keyword.arg}")
         given[keyword.arg] = gen.eval(keyword.value)

@@ -33,6 +33,9 @@ from amxq.language.core import interpreting
 from amxq.runtime.compiler import CompiledKernel, Launchable
 from amxq.runtime.targets import check_name, get_target
 
+_GPU_HINTS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
+"""Options of a Triton launch that say nothing to a CPU; taken so that such launches run."""
+
 Grid = tuple[int, ...] | Callable[[dict[str, Any]], Sequence[int]]
 
 
@@ -169,6 +172,8 @@ class JITFunction:
         bound = dict(zip(source.parameters, args))
         for name, value in kwargs.items():
             if name not in source.parameters:
+                if name in _GPU_HINTS:
+                    continue
                 raise TypeError(f"{source.name} has no parameter {name!r}")
             if name in bound:
                 raise TypeError(f"{source.name} got two values for {name!r}")

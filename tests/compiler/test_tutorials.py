@@ -26,3 +26,25 @@ def test_matrix_multiplication(
     on_each: str, shape: tuple[int, int, int], dtype: torch.dtype
 ) -> None:
     tutorial("03_matrix_multiplication").check(*shape, dtype)
+
+
+@pytest.mark.parametrize("size", [1, 1000, 20000])
+def test_vector_addition(on: str, size: int) -> None:
+    tutorial("01_vector_add").check(size)
+
+
+@pytest.mark.parametrize("shape", [(7, 781), (3, 32)])
+def test_softmax(on: str, shape: tuple[int, int]) -> None:
+    tutorial("02_fused_softmax").check(*shape)
+
+
+@pytest.mark.parametrize("shape", [(37, 200), (5, 1300)])
+def test_layer_norm_forward_and_backward(on: str, shape: tuple[int, int]) -> None:
+    torch.set_num_threads(2)
+    tutorial("05_layer_norm").check(*shape)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_attention(on_each: str, dtype: torch.dtype, causal: bool) -> None:
+    tutorial("06_attention").check(1, 2, 100, 64, dtype, causal)
