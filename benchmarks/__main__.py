@@ -8,6 +8,7 @@ import sys
 SUBJECTS = {
     "linear": "amxq's int4 linear beside other implementations",
     "experts": "amxq's mixture of experts beside other implementations",
+    "generation": "tokens per second of whole models, beside transformers",
     "loading": "loading a model, beside transformers and from the packed form",
     "language": "kernels written in the language beside torch",
     "overhead": "import, first call, compilation, the cost of a call",

@@ -11,7 +11,7 @@ import torch
 
 import amxq
 from amxq.errors import DTypeError, LayoutError, ShapeError
-from amxq.integrations.fusion import GatedMLP, RmsNorm, fuse
+from amxq.integrations.fusion import FlatLinear, GatedMLP, RmsNorm, fuse
 
 REFERENCE = {
     "silu": torch.nn.functional.silu,
@@ -167,6 +167,19 @@ def test_only_modules_that_compute_the_same_are_replaced() -> None:
         assert (module(x).float() - want).norm() <= 0.02 * want.norm(), name
     copied = pickle.loads(pickle.dumps(model))
     assert torch.equal(copied["silu"](x), model["silu"](x))
+
+
+def test_dense_layers_multiply_matrices() -> None:
+    head = torch.nn.Linear(64, 40).bfloat16().requires_grad_(False)
+    model = torch.nn.Sequential(head)
+    x = torch.randn(2, 7, 64).bfloat16()
+    want = head(x)
+    assert fuse(model) == {} and type(model[0]) is FlatLinear and isinstance(head, torch.nn.Linear)
+    assert torch.equal(model(x), want) and model(x[:, -1:]).shape == (2, 1, 40)
+    assert torch.equal(
+        model(x[:, -1:]), model(x[:, -1:].clone(memory_format=torch.contiguous_format))
+    )
+    assert model(x[0, 0]).shape == (40,) and model(x[:, :0]).shape == (2, 0, 40)
 
 
 def test_replaced_modules_keep_gradients_and_compile() -> None:
