@@ -1,5 +1,5 @@
-# make demo | test | test-emulated | amx-rig | lint | bench | clean: each from a fresh clone, needing
-# only Python >= 3.10.
+# make demo | test | test-emulated | fuzz | amx-rig | lint | bench | clean: each from a fresh clone,
+# needing only Python >= 3.10.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -7,7 +7,7 @@ DEMO_TOKENS ?= 96
 DEMO_TARGET ?= auto
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: demo test test-emulated amx-rig lint bench clean
+.PHONY: demo test test-emulated fuzz amx-rig lint bench clean
 
 demo: $(VENV)/.ready
 	$(BIN)/python docs/demo/demo.py --target $(DEMO_TARGET) --max-new-tokens $(DEMO_TOKENS)
@@ -20,6 +20,10 @@ test-emulated: $(VENV)/.ready
 	$(BIN)/python -m pytest -q -n auto --dist worksteal -p tests.without_amx tests/amx tests/ops \
 		tests/compiler/test_language_dot.py tests/compiler/test_tile_registers.py \
 		--ignore tests/ops/test_linear_errors.py --ignore tests/ops/test_linear_torch.py
+
+# Two thousand random programs, on the interpreter and on every target that this CPU runs.
+fuzz: $(VENV)/.ready
+	$(BIN)/python -m pytest -q -n auto -m fuzz tests/fuzz
 
 # AMX code on a Xeon in software that nobody here wrote; needs ../shared/amx-rig (docs/amx.md).
 amx-rig: $(VENV)/.ready

@@ -14,6 +14,9 @@ import amxq
 import amxq.language as tl
 from amxq import knobs
 from amxq.errors import CompilationError, OutOfBoundsError
+from amxq.interpreter import arithmetic
+from amxq.interpreter.evaluator import Evaluator
+from amxq.ir import ops
 from tests.compiler.conftest import *  # noqa: F403
 
 
@@ -237,3 +240,13 @@ def test_an_int4_linear(interpreter: None) -> None:
         schedule.block_sums.cache_clear()
     want = x.double() @ amxq.dequantize(w).double().T
     torch.testing.assert_close(got.double(), want, rtol=2**-8, atol=1e-5)
+
+
+def test_every_operation_of_the_language_has_a_meaning() -> None:
+    control = {"?", "for", "if", "while", "yield"}
+    names = {c.name for c in vars(ops).values() if isinstance(c, type) and issubclass(c, ops.Op)}
+    missing = {n for n in names - control if not hasattr(Evaluator, f"on_{n}")}
+    assert not missing
+    assert set(ops.UNARY) <= {*arithmetic.UNARY, *arithmetic.MATH}
+    assert set(ops.BINARY) == set(arithmetic.BINARY)
+    assert set(ops.COMPARE) == set(arithmetic.COMPARE)
