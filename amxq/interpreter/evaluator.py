@@ -95,6 +95,9 @@ class Evaluator(Builder):
     def on_num_programs(self, op: ops.NumPrograms) -> Array:
         return np.asarray(self.grid[op.axis], np.int32)
 
+    def on_multiple_of(self, op: ops.MultipleOf) -> Array:
+        return _a(op.operand)
+
     # --- element-wise -----------------------------------------------------------------------
 
     def on_binary(self, op: ops.Binary) -> Array:

@@ -9,10 +9,9 @@ from typing import Any
 
 import amxq.language as tl
 from amxq.frontend.builtins import HANDLERS
-from amxq.frontend.semantic import Mistake
 from amxq.interpreter.proxies import Proxy, unwrap
 from amxq.ir.ops import Value
-from amxq.ir.types import I1, Type
+from amxq.ir.types import Type
 from amxq.language.core import interpreting
 
 Unbound = NameError
@@ -34,13 +33,9 @@ def _as_value(x: Any) -> Any:
 
 def _truth(condition: Any) -> bool:
     """Whether a branch or another iteration is taken."""
-    if _is_value(condition) and condition.value.type != I1:
-        _program().call(_refuse, condition)
+    if _is_value(condition):
+        condition = _program().call(_program().sem.condition, condition)
     return bool(condition)
-
-
-def _refuse(condition: Value) -> None:
-    raise Mistake(f"the condition is {condition.type}, expected an int1 scalar")
 
 
 class Loop:

@@ -163,8 +163,8 @@ def wrong_shapes(x, n):
 
 
 @amxq.jit
-def integer_condition(x, n):
-    if n:
+def tile_condition(x, n):
+    if tl.arange(0, 4) > n:
         tl.store(x, 1.0)
 
 
@@ -173,7 +173,7 @@ def integer_condition(x, n):
     [
         (changes_type, "s changes its type in this loop, from i32 to f32"),
         (wrong_shapes, "do not broadcast"),
-        (integer_condition, "the condition is i32, expected an int1 scalar"),
+        (tile_condition, "the condition is tile<4xi1>"),
     ],
 )
 def test_the_typing_rules_hold(
