@@ -43,8 +43,8 @@ def settle(v: Vectorizer, op: Op, rest: list[Op]) -> None:
     The writing operation itself may consume them, except a loop, which writes repeatedly, and
     a store to other elements of the same tensor.
     """
-    after = rest if ops.regions(op) else rest[1:]
-    needed = {value for o in after for value in _operands_inside(o)}
+    simple = isinstance(op, (ops.Store, ops.StoreBlock))
+    needed = {value for o in rest[simple:] for value in _operands_inside(o)}
     if isinstance(op, (ops.Store, ops.StoreBlock)) and _reads_elsewhere(v, op.value, op):
         needed.add(op.value)
     for value in [x for x in needed if x in v.tiles and v.tiles[x].late]:

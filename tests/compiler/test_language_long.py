@@ -28,11 +28,11 @@ def test_long_vectors(on: str, block: int) -> None:
 
 def test_code_does_not_grow_with_the_tile() -> None:
     kinds = dict.fromkeys(("x", "y", "out"), torch.float32)
-    sizes = [
-        add.warmup(**kinds, n=tl.int32, BLOCK=b, target="avx512").asm["tir"].count("\n")
-        for b in (1024, 65536)
-    ]
-    assert sizes[0] == sizes[1]
+    short, long = (
+        add.warmup(**kinds, n=tl.int32, BLOCK=b, target="avx512").asm["tir"]
+        for b in (1024, 1 << 20)
+    )
+    assert short.count("\n") == long.count("\n") and "scratch" not in long
 
 
 @amxq.jit
@@ -213,4 +213,5 @@ def test_rows_by_a_loaded_index(on: str, m: int, k: int, dtype: torch.dtype) -> 
     block = amxq.next_power_of_2(k)
     compiled = gathered_rows[(1,)](x, index, out, k, M=m, BLOCK=block)
     assert torch.equal(out, torch.where(index[:, None] >= 0, x[index.clamp(min=0)], 0))
-    assert " = gather " not in compiled.asm["tir"]
+    if on != "interpreter":
+        assert " = gather " not in compiled.asm["tir"]
