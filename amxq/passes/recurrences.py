@@ -1,17 +1,16 @@
-"""Tiles that a loop moves by the same amount everywhere are carried as one number.
+"""Tiles of integers that a loop moves by the same amount everywhere are carried as one number.
 
-Before:  %r = for … inits=(%p) { ^(%i: i32, %q: tile<64x32xptr<f32>>)
-             %n = addptr %q, splat %step
+Before:  %r = for … inits=(%t) { ^(%i: i32, %x: tile<64xi32>)
+             %n = add %x, splat %step
              yield %n }
-After:   %d = for … inits=(0) { ^(%i: i32, %e: i64)
-             %q = addptr %p, splat %e
+After:   %d = for … inits=(0) { ^(%i: i32, %e: i32)
+             %x = add %t, splat %e
              %f = add %e, %step
              yield %f }
-         %r = addptr %p, splat %d
+         %r = add %t, splat %d
 
-``ptrs += BLOCK`` of Triton's matmul is such a loop, ``offsets += BLOCK`` another; what the tile
-was before the loop stays visible to the analysis of addresses. Tiles of pointers that are moved
-by different amounts are carried as a tile of offsets.
+``offsets += BLOCK`` is such a loop: what the tile was before it stays visible to the analysis of
+addresses. Pointers are carried so by :mod:`amxq.passes.carried_pointers`.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import Any
 from amxq.ir import ops
 from amxq.ir.builder import Builder
 from amxq.ir.ops import Block, Function, Op, Value
-from amxq.ir.types import I64, DType, PointerType, TileType, Type, element_of, with_element
+from amxq.ir.types import DType, PointerType, TileType, Type, element_of, scalar_of
 
 _Defs = dict[Value, Op]
 
@@ -77,21 +76,13 @@ class _Loop:
         b.block.ops += [new, *after.ops]
 
     def _total(self, steps: list[tuple[str, Value]], arg: Value) -> Value | None:
-        """What is added each time: a scalar where all steps are the same everywhere, a tile for
-        other pointers, else None."""
-        uniform = [_uniform(self.defs, self.b, step) for _, step in steps]
-        scalars = [x for x in uniform if x is not None]
-        if len(scalars) == len(steps):
-            values = scalars
-        elif _pointers(arg):
-            values = [step for _, step in steps]
-        else:
-            return None
-        element = element_of(arg.type)
-        zero = I64 if isinstance(element, PointerType) else element
-        total = self._zero(values[0].type if values else zero)
-        for (kind, _), value in zip(steps, values):
-            total = self.b.binary(kind, total, value)
+        """What is added each time, if it is the same everywhere."""
+        total = self._zero(scalar_of(arg.type))
+        for kind, step in steps:
+            scalar = _uniform(self.defs, self.b, step)
+            if scalar is None:
+                return None
+            total = self.b.binary(kind, total, scalar)
         return total
 
     def _zero(self, type_: Type) -> Value:
@@ -100,47 +91,29 @@ class _Loop:
 
     def _moved(self, block: Block, start: Value, by: Value, result: Value) -> None:
         """Defines ``result`` as the tile ``start`` moved by ``by``."""
-        b, type_ = self.b, start.type
-        with b.inside(block):
-            if not isinstance(by.type, TileType):
-                element = by.type
-                assert isinstance(element, DType)
-                by = b.value(ops.Splat, with_element(type_, element), operand=by)
-            fields: dict[str, Any] = {"pointer": start, "offset": by}
-            cls: type[Op] = ops.AddPtr
-            if not _pointers(start):
-                cls, fields = ops.Binary, {"kind": "add", "lhs": start, "rhs": by}
-            made = cls(results=(result,), loc=b.loc, **fields)
-            block.ops.append(made)
-            self.defs[result] = made
+        with self.b.inside(block):
+            tile = self.b.value(ops.Splat, start.type, operand=by)
+        fields: dict[str, Any] = {"kind": "add", "lhs": start, "rhs": tile}
+        made = ops.Binary(results=(result,), loc=self.b.loc, **fields)
+        block.ops.append(made)
+        self.defs[result] = made
 
 
 def _steps(defs: _Defs, arg: Value, value: Value) -> list[tuple[str, Value]] | None:
     """How a carried tile is moved in one iteration, as (add or sub, tile); None if otherwise."""
     found: list[tuple[str, Value]] = []
-    if not isinstance(arg.type, TileType) or not (_pointers(arg) or _integers(arg)):
+    if not isinstance(arg.type, TileType) or isinstance(arg.type.element, PointerType):
+        return None
+    if arg.type.element.is_float:
         return None
     while value is not arg:
         op = defs.get(value)
-        if isinstance(op, ops.AddPtr):
-            found.append(("add", op.offset))
-            value = op.pointer
-        elif isinstance(op, ops.Binary) and op.kind in ("add", "sub"):
-            swapped = op.kind == "add" and op.rhs is arg
-            found.append((op.kind, op.lhs if swapped else op.rhs))
-            value = op.rhs if swapped else op.lhs
-        else:
+        if not isinstance(op, ops.Binary) or op.kind not in ("add", "sub"):
             return None
+        swapped = op.kind == "add" and op.rhs is arg
+        found.append((op.kind, op.lhs if swapped else op.rhs))
+        value = op.rhs if swapped else op.lhs
     return found
-
-
-def _pointers(value: Value) -> bool:
-    return isinstance(element_of(value.type), PointerType)
-
-
-def _integers(value: Value) -> bool:
-    element = element_of(value.type)
-    return isinstance(element, DType) and not element.is_float
 
 
 def _uniform(defs: _Defs, b: Builder, value: Value) -> Value | None:
