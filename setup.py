@@ -9,6 +9,7 @@ HERE = Path(__file__).resolve().parent
 MODELS = ["transformers>=5.0", "safetensors>=0.5", "jinja2>=3.1"]
 DEMO = ["auto-round>=0.16", "accelerate>=1.0", "gguf>=0.17", "tqdm>=4.60"]
 BENCH = ["matplotlib>=3.8"]
+PEERS = ["onnxruntime>=1.20", "onnx>=1.17", "openvino>=2025.0"]  # what benchmarks compare with
 TEST = ["pytest>=8", "pytest-xdist>=3.5", "hypothesis>=6.100", "ruff>=0.9", "mypy>=1.13"]
 
 setup(
@@ -28,6 +29,7 @@ setup(
         "models": MODELS,
         "demo": MODELS + DEMO,
         "bench": BENCH,
+        "peers": PEERS,
         "test": TEST,
         "all": MODELS + DEMO + BENCH,
     },

@@ -10,6 +10,7 @@ the process as a check, and the error against fp64 beside it.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import pathlib
@@ -39,7 +40,7 @@ class Contestant:
         if target:
             environment["AMXQ_TARGET"] = target
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.worker", kind, module, str(threads)],
+            [contestants.python(module), "-m", "benchmarks.worker", kind, module, str(threads)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -63,7 +64,8 @@ class Contestant:
 
     def close(self) -> None:
         assert self._process.stdin
-        self._process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
         try:
             self._process.wait(10)
         except subprocess.TimeoutExpired:

@@ -29,7 +29,7 @@ class Worker:
     def __init__(self, kind: str, name: str) -> None:
         self.kind, self.contestant = kind, contestants.load(name, kind)
         self.copies: list[Any] = []
-        self.inputs: dict[int, list[tuple[torch.Tensor, ...]]] = {}
+        self.inputs: dict[int, list[tuple[Any, ...]]] = {}
         self.turn = 0
 
     def prepare(self, problem: dict[str, Any], cold_bytes: int) -> dict[str, Any]:
@@ -46,7 +46,7 @@ class Worker:
             self.copies.append(self.contestant.pack(self.problem))
         return {"bytes": size, "copies": len(self.copies), "pack_seconds": seconds}
 
-    def _call(self, inputs: list[tuple[torch.Tensor, ...]]) -> torch.Tensor:
+    def _call(self, inputs: list[tuple[Any, ...]]) -> torch.Tensor:
         self.turn += 1
         given = inputs[self.turn % len(inputs)]
         y: torch.Tensor = self.contestant.call(*given, self.copies[self.turn % len(self.copies)])
@@ -69,14 +69,15 @@ class Worker:
         np.save(file, self._call(self._input(m)[:1]).float().numpy())
         return {}
 
-    def _input(self, m: int) -> list[tuple[torch.Tensor, ...]]:
-        """What calls take in turns; floating numbers are bf16."""
+    def _input(self, m: int) -> list[tuple[Any, ...]]:
+        """What calls take in turns; floating numbers are bf16 unless the contestant converts x."""
         if m not in self.inputs:
             tensors = [tuple(map(torch.from_numpy, given)) for given in self.problem.inputs(m)]
-            self.inputs[m] = [
+            rounded = [
                 tuple(t.bfloat16() if t.is_floating_point() else t for t in given)
                 for given in tensors
             ]
+            self.inputs[m] = [(self.contestant.given(x), *rest) for x, *rest in rounded]
         return self.inputs[m]
 
 
