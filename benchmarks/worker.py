@@ -78,6 +78,8 @@ class Worker:
                 for given in tensors
             ]
             self.inputs[m] = [(self.contestant.given(x), *rest) for x, *rest in rounded]
+            for given in self.inputs[m]:  # which kernels are compiled may depend on the routing
+                self._call([given])
         return self.inputs[m]
 
 
