@@ -156,7 +156,12 @@ class JITFunction:
             with self._lock:
                 compiled = self._compiled.get(key)
                 if compiled is None:
-                    compiled = CompiledKernel(self.kernel_source, types, constants, chosen, facts)
+                    try:
+                        compiled = CompiledKernel(
+                            self.kernel_source, types, constants, chosen, facts
+                        )
+                    except CompilationError as error:  # show the kernel, not the compiler's inside
+                        raise error.with_traceback(None) from None
                     self._compiled[key] = compiled
         _check_captured(compiled)
         return compiled

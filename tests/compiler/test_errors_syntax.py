@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import traceback
 from typing import Any
 
 import pytest
@@ -223,6 +224,8 @@ def test_a_mistake_in_a_called_function_names_both_places() -> None:
         calls_wrongly.warmup(F32, target="avx2")
     assert "return value * 2" in caught.value.source_line
     number = inspect.getsourcelines(calls_wrongly.kernel_source.function)[1] + 2
+    frames = traceback.extract_tb(caught.value.__traceback__)
+    assert not any("/frontend/" in f.filename or "/ir/" in f.filename for f in frames)
     line = caught.value.calls[0][3]
     column = line.index("doubles(")
     assert caught.value.calls == ((__file__, number, column, line),)
