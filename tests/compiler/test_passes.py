@@ -13,6 +13,7 @@ from amxq.ir.ops import Function
 from amxq.ir.parser import parse_function
 from amxq.ir.printer import print_function
 from amxq.ir.verifier import verify
+from amxq.passes.carried_pointers import carry_distances
 from amxq.passes.choose_dot import choose_dot
 from amxq.passes.expand_math import expand_math
 from amxq.passes.recurrences import carry_offsets
@@ -22,6 +23,7 @@ from tests.compiler.filecheck import CheckError, check
 
 FOLDER = Path(__file__).parent / "passes"
 PASSES: dict[str, Callable[..., Any]] = {
+    "carry_distances": carry_distances,
     "carry_offsets": carry_offsets,
     "simplify": simplify,
     "choose_dot": choose_dot,
