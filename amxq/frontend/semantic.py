@@ -309,10 +309,11 @@ class Semantic:
             raise Mistake(f"dot of [{m}, {k}] and [{k2}, {n}]: the inner dimensions differ")
         left, right = str(element_of(a.type)), str(element_of(b.type))
         same = left == right and left in ("bf16", "f16", "f32")
-        if not same and (left, right) not in (("bf16", "u4"), ("i8", "u4")):
+        if not same and (left, right) not in (("bf16", "u4"), ("i8", "u4"), ("f16", "u4")):
             raise Mistake(
                 f"dot of {left} and {right} is not defined",
-                "use bf16 or int8 with int4, or two tiles of bf16, of f16 or of f32",
+                "use bf16 or int8 with int4, or two tiles of bf16, of f16 or of f32 "
+                "(with AMX-FP16 also f16 with int4)",
             )
         type_ = TileType((m, n), dot_element(a.type))
         if acc is not None and acc.type != type_:

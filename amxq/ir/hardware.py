@@ -207,5 +207,14 @@ class Tdpbssd(Op):
     effect: ClassVar[bool] = True
 
 
-TILE_DOTS = (Tdpbf16ps, Tdpbssd)
+@dataclass(eq=False, repr=False)
+class Tdpfp16ps(Op):
+    c: int
+    a: int
+    b: int
+    name: ClassVar[str] = "tdpfp16ps"
+    effect: ClassVar[bool] = True
+
+
+TILE_DOTS = (Tdpbf16ps, Tdpbssd, Tdpfp16ps)
 TILE_OPS = (TileZero, TileLoad, TileStore, *TILE_DOTS)

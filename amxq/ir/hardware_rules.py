@@ -165,4 +165,5 @@ HARDWARE_RULES: dict[type[Op], Rule] = {
     hw.TileStore: _tile_memory,
     hw.Tdpbf16ps: _always,
     hw.Tdpbssd: _always,
+    hw.Tdpfp16ps: _always,
 }

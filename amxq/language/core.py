@@ -203,6 +203,8 @@ def dot(
     16-bit numbers, and of a bf16 number and a 4-bit integer, are exact, so the only rounding is
     that of the float32 sum. ``out_dtype`` is what the sum is converted to. float32 is always
     multiplied as such, whatever ``input_precision`` and ``allow_tf32`` say.
+    An fp16 a multiplies an int4 b exactly too, on CPUs with AMX-FP16 only (compiled for
+    "amx+fp16").
 
     An int8 a multiplies an int4 b exactly. There b's integers count as they are stored, 0 to 15,
     without the 8 subtracted, because that is what the instructions take (VPDPBUSD multiplies

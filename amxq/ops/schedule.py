@@ -16,6 +16,7 @@ from amxq.ir.types import I32, U8, PointerType, Type
 from amxq.ops.activations import split_count
 from amxq.runtime.compiler import Launchable
 from amxq.runtime.jit import pointers
+from amxq.runtime.targets import AMX_FP16, has_amx_fp16
 
 PANEL = 32
 MAX_BLOCK_K = 128
@@ -77,8 +78,10 @@ def plan(
     if precision == "int8":
         kernel = int4_linear_int8(target, scales, zeros, bias, y, block_m, block_k)
         return Plan(kernel, quantize_int8(target, y, block_k), 1, block_k, grid, int8=True)
+    if target == "amx" and y == torch.float16 and has_amx_fp16():
+        target, splits = AMX_FP16.name, 1
     kernel = int4_linear(target, scales, zeros, bias, y, splits, block_m, block_k)
-    sums = block_sums(target, splits, block_k) if zeros else None
+    sums = block_sums(target, splits, block_k, _parts_type(y, splits)) if zeros else None
     return Plan(kernel, sums, splits, block_k, grid)
 
 
@@ -128,7 +131,7 @@ def int4_linear(
     from amxq_kernels.int4_linear import int4_linear as kernel
 
     weight, result, constants = _types(scales, zeros, bias, y)
-    types = {"x": pointers()[torch.bfloat16]} | weight
+    types = {"x": pointers()[_parts_type(y, splits)]} | weight
     if zeros:
         types["block_sums"] = pointers()[torch.float32]
     else:
@@ -160,6 +163,11 @@ def int4_linear_int8(
     }
     constants |= {"BLOCK_M": block_m, "BLOCK_K": block_k}
     return kernel.compile(types | weight | result, constants, target)
+
+
+def _parts_type(x: torch.dtype, splits: int) -> torch.dtype:
+    """What kernels get for activations of this dtype: themselves, or bf16 numbers of that sum."""
+    return x if splits == 1 else torch.bfloat16
 
 
 def _types(
@@ -196,13 +204,15 @@ def quantize_int8(target: str, x: torch.dtype, block_k: int) -> Launchable:
 
 
 @functools.cache
-def block_sums(target: str, splits: int, block_k: int) -> Launchable:
+def block_sums(
+    target: str, splits: int, block_k: int, x: torch.dtype = torch.bfloat16
+) -> Launchable:
     """The kernel that sums activations over blocks of K, for asymmetric weights."""
     from amxq_kernels.int4_linear import block_sums as kernel
 
     table = pointers()
     types: dict[str, Type] = {
-        "x": table[torch.bfloat16],
+        "x": table[x],
         "sums": table[torch.float32],
         "M": I32,
         "K": I32,

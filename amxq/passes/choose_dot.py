@@ -3,7 +3,8 @@
 Before:  %p = dot lhs=%a rhs=%q lowering= : tile<32x32xf32>
 After:   %p = dot lhs=%a rhs=%q lowering=amx : tile<32x32xf32>       (target amx)
 
-"amx"         TDPBF16PS or TDPBSSD on tile registers: bf16 or int8 times int4, any number of rows
+"amx"         TDPBF16PS, TDPBSSD or, with AMX-FP16, TDPFP16PS on tile registers: bf16, int8 or fp16
+              times int4, any number of rows
 "vdpbf16ps"   bf16 pairs in vector registers: bf16 times int4
 "vpdpbusd"    quads of bytes in vector registers: int8 times int4
 "vpmaddubsw"  the same in two steps, on CPUs without VNNI
@@ -15,10 +16,12 @@ The function's tile configuration grows by what its AMX dots need (amxq.passes.t
 from __future__ import annotations
 
 import dataclasses
+import linecache
 
+from amxq.errors import CompilationError
 from amxq.ir import ops
 from amxq.ir.ops import Block, Function
-from amxq.ir.types import BF16, I8, U4, element_of, scalar_of, shape_of
+from amxq.ir.types import BF16, F16, I8, U4, element_of, scalar_of, shape_of
 from amxq.passes.tile_registers import shapes, united, width_of_tile
 from amxq.passes.tiles import CHUNK
 
@@ -40,7 +43,15 @@ def _block(block: Block, target: str, function: Function) -> None:
 
 
 def _lowering(op: ops.Dot, target: str, function: Function) -> str:
+    target, _, feature = target.partition("+")
     int8 = element_of(op.lhs.type) == I8
+    fp16 = element_of(op.lhs.type) == F16 and element_of(op.rhs.type) == U4
+    if fp16 and feature != "fp16":
+        raise _refused(
+            op,
+            "fp16 times int4 runs on CPUs with AMX-FP16 only",
+            'compile for "amx+fp16", or multiply the two bf16 numbers that it is the sum of',
+        )
     if target not in ("amx", "avx512_bf16") or not _in_pairs(op):
         return "vpmaddubsw" if int8 else "fma"
     rows, depth = shape_of(op.lhs.type)
@@ -51,6 +62,12 @@ def _lowering(op: ops.Dot, target: str, function: Function) -> str:
         if tiles is not None:
             function.tiles = tiles
             return "amx"
+    if fp16:
+        raise _refused(
+            op,
+            f"this dot of {rows} rows would need a ninth tile register beside the kernel's others",
+            "use the same number of rows and depth in every dot of fp16 and int4",
+        )
     return "vpdpbusd" if int8 else "vdpbf16ps"
 
 
@@ -60,3 +77,11 @@ def _in_pairs(op: ops.Dot) -> bool:
         return True
     depth, columns = shape_of(op.rhs.type)
     return element_of(op.rhs.type) == BF16 and depth % 2 == 0 and columns % 16 == 0
+
+
+def _refused(op: ops.Dot, message: str, hint: str) -> CompilationError:
+    at = op.loc
+    line = linecache.getline(at.file, at.line).rstrip("\n")
+    return CompilationError(
+        message, file=at.file, line=at.line, column=at.column, source_line=line, hint=hint
+    )

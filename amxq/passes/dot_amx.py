@@ -1,12 +1,12 @@
-"""bf16 or int8 times int4 on AMX tile registers.
+"""bf16, fp16 or int8 times int4 on AMX tile registers.
 
-For a dot [M, K] · [K, 32] in tiles of D = 32 k of bf16, 64 k of int8 (or a half, a quarter, …
+For a dot [M, K] · [K, 32] in tiles of D = 32 k of 16 bits, 64 k of int8 (or a half, a quarter, …
 of that where K asks for it):
 
     panel:   K/D x 2 B tiles, dequantised once into scratch memory
     chunk:   tilezero 0..3                                  2 x 2 tiles of C, 32 rows
-             for each k tile: tileload 4, 5 (A), 6, 7 (B), four tdpbf16ps or tdpbssd,
-             or one row of tiles after the other
+             for each k tile: tileload 4, 5 (A), 6, 7 (B), four tdpbf16ps, tdpfp16ps or
+             tdpbssd, or one row of tiles after the other
              tilestore 0..3 to scratch, each when it is ready
 
 Which registers, and what happens to numbers of rows that 32 does not divide, is in
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from amxq.ir import hardware as hw
 from amxq.ir import ops
 from amxq.ir.ops import Block, Value
-from amxq.ir.types import TileType, scalar_of
+from amxq.ir.types import BF16, F16, I8, TileType, scalar_of
 from amxq.passes.dot_vector import place_of
 from amxq.passes.interleave import interleaved
 from amxq.passes.panels import Form, panel_of
@@ -33,19 +33,22 @@ if TYPE_CHECKING:
     from amxq.passes.vectorize import Vectorizer
 
 
+PRODUCTS = {BF16: hw.Tdpbf16ps, F16: hw.Tdpfp16ps, I8: hw.Tdpbssd}
+
+
 def lower(v: Vectorizer, op: ops.Dot) -> None:
     type_ = op.result.type
     assert isinstance(type_, TileType) and isinstance(op.lhs.type, TileType)
     rows, depth = op.lhs.type.shape
-    element, size = scalar_of(type_), scalar_of(op.lhs.type).bytes
-    product = hw.Tdpbssd if size == 1 else hw.Tdpbf16ps
+    element, left = scalar_of(type_), scalar_of(op.lhs.type)
+    size, product = left.bytes, PRODUCTS[left]
     width, heights = width_of_tile(depth * size), row_tiles(rows)
     registers = numbers(v.tile_config, shapes(rows, width))
     C, A, B = registers[: 2 * len(heights)], registers[2 * len(heights) : -2], registers[-2:]
 
     b = v.b
     a = place_of(v, op.lhs)
-    panel = panel_of(v, op.rhs, Form(depth, width, size))
+    panel = panel_of(v, op.rhs, Form(depth, width, left))
     start = v.tiles[op.acc] if op.acc is not None else None
     initial = v.materialize(start).place if start is not None else None
     part_type = TileType((sum(heights), 32), element)

@@ -13,6 +13,7 @@ VDPBF16PS the same pair is widened to two fp32 vectors and multiplied by fused m
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,11 +23,13 @@ from amxq.ir.builder import Builder
 from amxq.ir.ops import Block, Value
 from amxq.ir.types import (
     BF16,
+    F16,
     F32,
     I32,
     I64,
     U16,
     U32,
+    DType,
     PointerType,
     TileType,
     Type,
@@ -102,17 +105,16 @@ def place_of(v: Vectorizer, value: Value) -> Place:
     return place
 
 
-def int4_table(b: Builder) -> Value:
-    """bf16 of -8 … 7, twice: the lookup table of VPERMW."""
-    bits = [_bf16_bits(float(q - 8)) for q in range(16)]
+def int4_table(b: Builder, element: DType = BF16) -> Value:
+    """bf16 or fp16 of -8 … 7, twice: the lookup table of VPERMW."""
+    bits = [_bits(float(q - 8), element) for q in range(16)]
     return b.value(ops.Constant, VectorType(32, U16), value=tuple(bits * 2))
 
 
-def _bf16_bits(number: float) -> int:
-    import struct
-
-    (bits,) = struct.unpack("<I", struct.pack("<f", number))
-    return int(bits) >> 16
+def _bits(number: float, element: DType) -> int:
+    if element == F16:
+        return int.from_bytes(struct.pack("<e", number), "little")
+    return int.from_bytes(struct.pack("<f", number), "little") >> 16
 
 
 def packed_block(v: Vectorizer, load: ops.LoadInt4, k: Value) -> Value:

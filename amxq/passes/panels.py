@@ -1,10 +1,10 @@
 """INT4 panels in AMX tile form.
 
 A block [K, 32] of packed weights becomes K/D x 2 B tiles in scratch memory: rows of 64 bytes,
-pairs of bf16 by VPERMW or quads of bytes by shift and mask, for 16 columns. Tile loads of freshly
-stored lines stall unless two tiles lie between (Emerald Rapids, 2026-11-30: 38 cycles against 8),
-which is why a whole panel is written before its first multiplication. In a loop over K there are
-two panels:
+pairs of bf16 or fp16 by VPERMW or quads of bytes by shift and mask, for 16 columns. Tile loads of
+freshly stored lines stall unless two tiles lie between (Emerald Rapids, 2026-11-30: 38 cycles
+against 8), which is why a whole panel is written before its first multiplication. In a loop over K
+there are two panels:
 
     before:      panel 0 ← block 0
     iteration i: tiles of panel i mod 2   ║   panel (i + 1) mod 2 ← block i + 1
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from amxq.ir import hardware as hw
 from amxq.ir import ops
 from amxq.ir.ops import Block, Op, Value
-from amxq.ir.types import I1, I64, U8, U16, PointerType
+from amxq.ir.types import I1, I64, U8, U16, DType, PointerType
 from amxq.passes.dot_int8 import int4_quads
 from amxq.passes.dot_vector import (
     BLOCK_BYTES,
@@ -42,12 +42,16 @@ PREFETCH = 4096
 
 @dataclass(frozen=True)
 class Form:
-    """What a panel is made for: ``depth`` k, A tiles ``width`` bytes wide, activations of
-    ``size`` bytes. It holds [depth · size / width][2] tiles of width / 4 rows."""
+    """What a panel is made for: ``depth`` k, A tiles ``width`` bytes wide, activations of type
+    ``element``. It holds [depth · size / width][2] tiles of width / 4 rows."""
 
     depth: int
     width: int
-    size: int
+    element: DType
+
+    @property
+    def size(self) -> int:
+        return self.element.bytes
 
     @property
     def bytes(self) -> int:
@@ -57,7 +61,7 @@ class Form:
 def dequantise(v: Vectorizer, source: Value, panel: Value, form: Form) -> None:
     """Emits the work for one block: ``source`` (u8) packed weights, ``panel`` (u8) where to."""
     b = v.b
-    table = int4_table(b) if form.size == 2 else None
+    table = int4_table(b, form.element) if form.size == 2 else None
     for kb in range(form.depth // 8):
         step, byte = divmod(8 * form.size * kb, form.width)  # of a row of the other operand
         for half in range(2):
@@ -99,7 +103,7 @@ class Panel:
 def panel_of(v: Vectorizer, value: Value, form: Form) -> Panel:
     """The panel of an int4 tile: written by an earlier dot of this block, by the iteration
     before, where the loop allows it, or now."""
-    known = v.panels.get((value, form.size))
+    known = v.panels.get((value, form.element))
     if known is not None and known[0] is v.b.block:
         return Panel(known[1], None)
     load = v.defs[value]
@@ -111,7 +115,7 @@ def panel_of(v: Vectorizer, value: Value, form: Form) -> Panel:
         pointer = v.b.value(hw.Scratch, PointerType(U8), bytes=form.bytes)
         dequantise(v, packed_block(v, load, v.scalars[load.k]), pointer, form)
         panel = Panel(pointer, None)
-    v.panels[value, form.size] = (v.b.block, panel.pointer)
+    v.panels[value, form.element] = (v.b.block, panel.pointer)
     return panel
 
 

@@ -83,8 +83,8 @@ class Vectorizer:
         self.pointers: dict[Value, memory.Pointers] = {}
         self.scratch_left = MAX_SCRATCH
         self.tile_config = function.tiles
-        # (int4 tile, bytes of an activation) → where it is dequantised
-        self.panels: dict[tuple[Value, int], tuple[Block, Value]] = {}
+        # (int4 tile, type of an activation) → where it is dequantised
+        self.panels: dict[tuple[Value, DType], tuple[Block, Value]] = {}
         self.destinations: dict[Value, Place] = {}  # dot → where the loop around carries its result
         self.loop: control.Loop | None = None  # the innermost loop around what is rewritten
         self.traversal = Traversal(self, function)

@@ -138,6 +138,7 @@ def _amx() -> Section:
     return {
         "usable": found.usable,
         "emulated": targets.emulates_amx(),
+        "fp16": targets.has_amx_fp16(),
         "reason": found.reason,
         "steps": steps,
     }
@@ -283,6 +284,9 @@ def _amx_lines(body: Section) -> list[str]:
     if body["emulated"]:
         lines.append("emulated (AMXQ_EMULATE=1): slow, for testing")
     lines.append("usable" if body["usable"] else f"not usable: {body['reason']}")
+    if body["usable"] or body["emulated"]:
+        how = "themselves (AMX-FP16)" if body["fp16"] else "two bf16 numbers"
+        lines.append(f"fp16 activations of a linear are multiplied as {how}")
     return lines
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import amxq
 from amxq.errors import ArgumentError
 from amxq.ir.types import BF16, F16, F32, F64, I1, DType, PointerType, Type
+from amxq.runtime import amx
 
 if TYPE_CHECKING:
     from amxq.runtime.compiler import CompiledKernel
@@ -132,7 +133,7 @@ def _header(compiled: CompiledKernel, name: str) -> str:
         target=compiled.target.name,
         flags=", ".join(sorted(compiled.target.cpu_flags)),
         constants=constants.replace("*/", "* /"),
-        permission=_PERMISSION if compiled.target.name == "amx" else "",
+        permission=_PERMISSION if amx.FLAGS <= compiled.target.cpu_flags else "",
         fields="".join(f"    {_declaration(slot, n)};\n" for n, _, slot in declared),
         arguments="".join(f", {_declaration(argument, n)}" for n, argument, _ in declared),
         values="".join(f", {n}" for n, _, _ in declared),

@@ -31,7 +31,7 @@ from amxq.ir.types import (
 )
 from amxq.language.core import interpreting
 from amxq.runtime.compiler import CompiledKernel, Launchable
-from amxq.runtime.targets import check_name, get_target
+from amxq.runtime.targets import get_target, kernel_target
 
 _GPU_HINTS = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 """Options of a Triton launch that say nothing to a CPU; taken so that such launches run."""
@@ -149,7 +149,7 @@ class JITFunction:
         target: str | None,
         facts: dict[str, int],
     ) -> CompiledKernel:
-        chosen = check_name(get_target() if target in (None, "auto") else target)
+        chosen = kernel_target(get_target() if target in (None, "auto") else target)
         key = (chosen.name, tuple(types.items()), _hashable(constants), tuple(facts.items()))
         compiled = self._compiled.get(key)
         if compiled is None:

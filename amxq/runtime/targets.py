@@ -13,7 +13,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from amxq import knobs
 from amxq.errors import TargetError
@@ -79,6 +79,17 @@ TABLE: dict[str, Target] = {
         Target("avx2", _V3_FLAGS, "x86-64-v3", "", 256),
     )
 }
+
+_AMX_FP16_FLAGS = amx.FLAGS | {"amx_fp16"}
+AMX_FP16 = replace(
+    TABLE["amx"],
+    name="amx+fp16",
+    cpu_flags=TABLE["amx"].cpu_flags | _AMX_FP16_FLAGS,
+    llvm_features=f"+amx-fp16,{TABLE['amx'].llvm_features}",
+)
+"""What a single kernel may be compiled for on ``amx``: CPUs that multiply fp16 tiles as well, since
+Granite Rapids. Not a target that one chooses: ``amx`` is in use there, and operators take such
+kernels where :func:`has_amx_fp16`."""
 
 # The choice in this process or context, and the raw text of AMXQ_TARGET and AMXQ_EMULATE.
 _Key = tuple["str | _Unset | None", "bytes | None", "bytes | None"]
@@ -204,8 +215,23 @@ def check_name(name: str) -> Target:
     return found
 
 
+def kernel_target(name: str) -> Target:
+    """What a kernel is compiled for: a target, or :data:`AMX_FP16` by its name.
+
+    Raises:
+        TargetError: there is none of that name.
+    """
+    return AMX_FP16 if name == AMX_FP16.name else check_name(name)
+
+
+def has_amx_fp16() -> bool:
+    """Whether fp16 tiles can be multiplied where target ``amx`` runs here. An emulated ``amx`` has
+    what the CPU lists, so a test that wants it emulated adds the flag."""
+    return "amx_fp16" in cpu.flags()
+
+
 def require_runnable(name: str) -> Target:
-    """The target of that name, made ready to run on this machine.
+    """The target of that name, or :data:`AMX_FP16`, made ready to run on this machine.
 
     For ``"amx"`` this asks Linux for the permission to use tile registers, or installs the
     emulator when AMXQ_EMULATE=1 and the CPU has no AMX.
@@ -213,7 +239,7 @@ def require_runnable(name: str) -> Target:
     Raises:
         TargetError: there is no such target, or this machine cannot run it.
     """
-    chosen = check_name(name)
+    chosen = kernel_target(name)
     why = why_not(chosen)
     if why:
         runs = available_targets()
@@ -221,7 +247,7 @@ def require_runnable(name: str) -> Target:
         raise TargetError(
             f"target {name!r} cannot run here: {why}; {instead} (AMXQ_TARGET=auto takes the best)"
         )
-    if name == "amx" and emulates_amx():
+    if amx.FLAGS <= chosen.cpu_flags and emulates_amx():
         _install_emulator()
     return chosen
 
@@ -249,22 +275,22 @@ def why_not(chosen: Target) -> str:
     if not cpu.flags():
         return "the CPU's features cannot be read from /proc/cpuinfo"
     missing = missing_flags(chosen)
-    if chosen.name != "amx":
+    if not amx.FLAGS <= chosen.cpu_flags:
         return f"the CPU lacks {', '.join(missing)}" if missing else ""
-    beside_amx = [flag for flag in missing if flag not in amx.FLAGS]
+    beside_amx = [flag for flag in missing if flag not in _AMX_FP16_FLAGS]
     if beside_amx:
         return f"the CPU lacks {', '.join(beside_amx)}, which the emulator does not replace"
     if emulates_amx():
         return ""
     found = amx.status(request=True)
     if found.hardware:
-        return found.reason
+        return found.reason or (f"the CPU lacks {', '.join(missing)}" if missing else "")
     return f"{found.reason}; AMXQ_EMULATE=1 emulates AMX here, slowly, for testing"
 
 
 def _check_choice(name: str | None) -> None:
     if name is not None and name != AUTO:
-        require_runnable(name)
+        require_runnable(check_name(name).name)
 
 
 def _from_environment() -> str | None:

@@ -95,7 +95,9 @@ def _tile_dot_code(name: str) -> Callable[..., int]:
       call void @llvm.x86.tilerelease()
       ret i64 0
     }}"""
-    return compile_ir(text, {"dot": (_P,) * 4 + (_I,) * 6})["dot"]
+    functions = {"dot": (_P,) * 4 + (_I,) * 6}
+    llvm_cpu = "graniterapids" if name == "tdpfp16ps" else "sapphirerapids"
+    return compile_ir(text, functions, llvm_cpu=llvm_cpu)["dot"]
 
 
 def tile_dot(name: str, c: Any, a: Any, b: Any) -> np.ndarray[Any, Any]:

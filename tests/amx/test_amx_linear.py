@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import amxq
-from amxq.runtime.targets import target
+from amxq.runtime.targets import has_amx_fp16, target
 
 DIGESTS = {
     (1, 64, 256, 128, False, torch.bfloat16): "9415b1afec4c935e",
@@ -46,5 +46,7 @@ def bits(
 @pytest.mark.amx
 @pytest.mark.parametrize("case", DIGESTS, ids=str)
 def test_linear_gives_the_bits_of_hardware(case: tuple[Any, ...]) -> None:
+    if case[-1] == torch.float16 and has_amx_fp16():
+        pytest.skip("recorded without AMX-FP16, which this CPU has")
     with target("amx"):
         assert bits(*case) == DIGESTS[case]

@@ -107,8 +107,8 @@ def test_byte_dots_agree_with_this_cpu(name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", operands.BF16_KINDS)
-@pytest.mark.parametrize("name", [on_this_cpu("tdpbf16ps")])
-def test_bf16_dots_agree_with_this_cpu(name: str, kind: str) -> None:
+@pytest.mark.parametrize("name", [on_this_cpu(name) for name in ("tdpbf16ps", "tdpfp16ps")])
+def test_dots_of_16_bit_floats_agree_with_this_cpu(name: str, kind: str) -> None:
     rng = np.random.default_rng(2)
     for m, n, k in shapes(rng):
         for c_kind in operands.C_KINDS:

@@ -4,7 +4,7 @@
     python guest.py record OUT           recorded operands of hardware → OUT/record.npz, faults.json
     python guest.py fp16 WHERE OUT       TDPFP16PS on random operands → OUT/fp16.npz
     python guest.py system OUT           doctor, status, targets → OUT/system.json
-    python guest.py launches OUT         recorded launches of kernels again → OUT/*.npz
+    python guest.py launches CPU OUT     recorded launches of kernels again → OUT/*.npz
 
 It needs NumPy and llvmlite, not torch and not pytest.
 """
@@ -100,13 +100,15 @@ def system(out: Path) -> None:
     )
 
 
-def launches(out: Path) -> None:
+def launches(cpu: str, out: Path) -> None:
     """Every recorded launch on one thread and on two, each with its own copy of the memory."""
     from amxq.runtime import amx
     from amxq.runtime.loader import load
 
     amx.ensure_permission()
     for description in json.loads((HERE / "launches" / "index.json").read_text()):
+        if description["cpu"] != cpu:
+            continue
         stem = description["stem"]
         code = load(description["kernel"], (HERE / "launches" / f"{stem}.o").read_bytes())
         after = {}
@@ -152,8 +154,10 @@ def main() -> None:
         cases(arguments[0], out)
     elif what == "fp16":
         cases(arguments[0], out, floats="TDPFP16PS", integers=False)
+    elif what == "launches":
+        launches(arguments[0], out)
     else:
-        {"record": record, "system": system, "launches": launches}[what](out)
+        {"record": record, "system": system}[what](out)
 
 
 if __name__ == "__main__":

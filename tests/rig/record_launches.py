@@ -30,8 +30,9 @@ from safetensors.torch import load_file  # noqa: E402
 import amxq  # noqa: E402
 from amxq import emulator  # noqa: E402
 from amxq.ir.types import PointerType  # noqa: E402
-from amxq.ops import expert_checks  # noqa: E402
+from amxq.ops import expert_checks, schedule  # noqa: E402
 from amxq.ops import linear as linear_module  # noqa: E402
+from amxq.runtime import cpu  # noqa: E402
 from amxq.runtime.compiler import CompiledKernel, _code  # noqa: E402
 
 FIXTURES = ROOT.parent / "shared" / "fixtures"
@@ -42,6 +43,7 @@ class Recorder:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.cpu = "spr"  # the CPU of the rig that the launches are for
         self.index: list[dict[str, Any]] = []
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -87,6 +89,7 @@ class Recorder:
         self.index.append(
             {
                 "stem": stem,
+                "cpu": self.cpu,
                 "what": what,
                 "kernel": kernel.source.name,
                 "grid": list(grid),
@@ -154,8 +157,17 @@ def main(folder: Path) -> None:
         for precision in expert_checks.PRECISIONS:
             with recorder.active(f"experts {precision}, {MIXTURE[0]}, {rows} rows"):
                 amxq.fused_moe(x, w13, w2, weights, ids, precision=precision)
+    recorder.cpu = "gnr"
+    with_fp16 = cpu.flags() | {"amx_fp16"}
+    cpu.flags = lambda: with_fp16  # type: ignore[assignment]
+    schedule.plan.cache_clear()
+    for source, rows in ((AWQ, 7), (GPTQ, 40)):
+        weight = layer(*source)
+        x = torch.randn(rows, weight.in_features).half()
+        with recorder.active(f"linear, {source[0]}, {rows} rows of fp16 with AMX-FP16"):
+            amxq.linear(x, *weight)
     recorder.close()
-    assert emulator.counts()["TDPBF16PS"] > 0
+    assert all(emulator.counts()[name] for name in ("TDPBF16PS", "TDPBSSD", "TDPFP16PS"))
 
 
 if __name__ == "__main__":

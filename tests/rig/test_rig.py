@@ -87,12 +87,14 @@ def test_detection_and_permission(rig: Rig, payload: Path, tmp_path: Path) -> No
     assert "Linux's permission" in seen["doctor"] and "granted" in seen["doctor"]
 
 
-def test_kernels_on_real_weights(rig: Rig, payload: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("cpu", ["spr", "gnr"])
+def test_kernels_on_real_weights(rig: Rig, payload: Path, tmp_path: Path, cpu: str) -> None:
     """Objects compiled here, run there on one and on two threads: all memory that they leave is
     what the emulator's run left."""
-    rig.run(payload, tmp_path, "launches")
+    rig.run(payload, tmp_path, "launches", cpu, cpu=cpu)
     launches = payload / "tests" / "rig" / "launches"
-    for launch in json.loads((launches / "index.json").read_text()):
+    index = json.loads((launches / "index.json").read_text())
+    for launch in [one for one in index if one["cpu"] == cpu]:
         stem = launch["stem"]
         with np.load(launches / f"{stem}.npz") as here, np.load(tmp_path / f"{stem}.npz") as there:
             for i in range(launch["regions"]):
