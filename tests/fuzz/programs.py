@@ -26,6 +26,7 @@ from amxq.ir.types import (
     I32,
     I64,
     U4,
+    U32,
     DType,
 )
 
@@ -240,7 +241,7 @@ class Generator:
             return self.binary(x, y, self.pick("+", "-", "*", "&", "|", "^", "//", "%"))
         kind = self.pick(
             "binary", "binary", "binary", "constant", "unary", "cast", "cast", "extreme", "where",
-            "compare", "math", "fma", "reduce",
+            "compare", "math", "fma", "reduce", "rearranged",
         )  # fmt: skip
         return getattr(self, f"_{kind}")(depth - 1, limit)
 
@@ -316,26 +317,34 @@ class Generator:
         return Expr(f"tl.fma({', '.join(p.text for p in parts)})", shape, dtype)
 
     def _reduce(self, depth: int, limit: Shape) -> Expr:
-        """Along the last axis, which comes back with size 1."""
+        """Along one axis, which comes back with size 1."""
         x = self.expression(depth, limit)
-        kind = self.pick("sum", "max", "min")
         if not x.shape:
             return x
-        dtype = x.dtype
-        if kind == "sum":
-            dtype = F32 if dtype in (BF16, F16) else I32 if dtype == I1 else dtype
-        text = f"tl.{kind}({x.text}, {len(x.shape) - 1})"
-        if len(x.shape) > 1:
-            text += "[" + ", ".join([":"] * (len(x.shape) - 1)) + ", None]"
-            return Expr(text, (*x.shape[:-1], 1), dtype)
-        return Expr(text, (), dtype)
+        kind = self.pick("sum", "max", "min", "argmax", "argmin")
+        axis = self.number(0, len(x.shape) - 1)
+        dtype = I32 if kind.startswith("arg") else x.dtype
+        if kind == "sum" and dtype in (BF16, F16):
+            dtype = F32
+        elif kind == "sum" and not dtype.is_float and dtype.bits < 32:
+            dtype = U32 if dtype.kind == "uint" else I32
+        shape = tuple(1 if i == axis else n for i, n in enumerate(x.shape))
+        return Expr(f"tl.{kind}({x.text}, {axis}, keep_dims=True)", shape, dtype)
+
+    def _rearranged(self, depth: int, limit: Shape) -> Expr:
+        x = self.expression(depth, limit)
+        if len(x.shape) < 2:
+            return x
+        if self.chance(50):
+            return Expr(f"tl.trans(tl.trans({x.text}))", x.shape, x.dtype)
+        return Expr(f"tl.reshape(tl.ravel({x.text}), {list(x.shape)})", x.shape, x.dtype)
 
     # --- statements -----------------------------------------------------------------------
 
     def statement(self, depth: int) -> None:
         kinds = ["let", "let", "let", "load", "narrow", "through_memory"]
         if depth:
-            kinds += ["loop", "branch"]
+            kinds += ["loop", "branch", "repeat"]
         if len(self.shape) == 2:
             kinds += ["dot", "dot"]
         getattr(self, f"_{kind}" if hasattr(self, f"_{(kind := self.pick(*kinds))}") else kind)(
@@ -383,6 +392,13 @@ class Generator:
         self._inside(
             depth - 1, f"for {index.text} in {kind}:", *([] if "static" in kind else [index])
         )
+
+    def _repeat(self, depth: int) -> None:
+        self.count += 1
+        left = f"left{self.count}"
+        self.line(f"{left} = {self.pick('0', 'pid + 1', '3')}")
+        self._inside(depth - 1, f"while {left} > 0:")
+        self.line(f"    {left} -= 1")
 
     def _branch(self, depth: int) -> None:
         x = self.leaf(())

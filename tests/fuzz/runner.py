@@ -148,12 +148,13 @@ class Disturbed(Evaluator):
         if op.kind != "add":
             flip = (result == 0) & (self.random.random(result.shape) < 0.5)
             return np.where(flip, -result, result)
-        return self._summed(result, np.abs(x).sum(-1, dtype=np.longdouble), np.cumsum(x, -1), x)
+        return self._summed(result, np.moveaxis(x, op.axis, -1))
 
-    def _summed(self, result: Any, size: Any, running: Any, x: Any) -> np.ndarray:
-        """A sum moved by a rounding of the sum of magnitudes, unless all terms are whole
-        multiples of a number that leaves room for the sum."""
+    def _summed(self, result: np.ndarray, x: np.ndarray) -> np.ndarray:
+        """A sum along the last axis moved by a rounding of the sum of magnitudes, unless all
+        terms are whole multiples of a number that leaves room for the sum."""
         with np.errstate(all="ignore"):
+            size = np.abs(x).sum(-1, dtype=np.longdouble)
             grain = 2.0**-3
             whole = np.all((x / grain == np.round(x / grain)), -1)
             exact = whole & (size / grain < 2.0 ** np.finfo(result.dtype).nmant)
@@ -170,7 +171,7 @@ class Disturbed(Evaluator):
         terms = a[:, None, :] * b.T[None]
         if op.acc is not None:
             terms = np.concatenate([terms, _array(op.acc)[..., None]], -1)
-        return self._summed(result, np.abs(terms).sum(-1), None, terms)
+        return self._summed(result, terms)
 
 
 def _array(value: ops.Value) -> np.ndarray:
