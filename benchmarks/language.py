@@ -2,7 +2,7 @@
 
 Both run in this process on the same operands and take turns, forwards and backwards; a time is
 the median of all calls of all turns. The first column counts the compilation of the kernel,
-nothing cached. Matrix multiplication is the one of docs/tutorials.
+nothing cached. The kernels are those of docs/tutorials.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import torch
 import torch.nn.functional as F
 
 import amxq
-import amxq.language as tl
 from benchmarks.native import machine
 from benchmarks.report import Row, quantile, table
 
@@ -28,64 +27,40 @@ _TUTORIALS = Path(__file__).parent.parent / "docs" / "tutorials"
 Case = tuple[Callable[[], Any], Callable[[], Any]]
 
 
-@amxq.jit
-def add_kernel(x, y, out, n, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < n
-    tl.store(out + at, tl.load(x + at, mask=inside) + tl.load(y + at, mask=inside), mask=inside)
-
-
-@amxq.jit
-def softmax_kernel(out, x, stride, n, BLOCK: tl.constexpr):
-    row, at = tl.program_id(0), tl.arange(0, BLOCK)
-    tile = tl.load(x + row * stride + at, mask=at < n, other=-float("inf"))
-    weight = tl.exp(tile - tl.max(tile, 0))
-    tl.store(out + row * stride + at, weight / tl.sum(weight, 0), mask=at < n)
-
-
-@amxq.jit
-def layer_norm_kernel(x, w, b, out, stride, n, eps, BLOCK: tl.constexpr):
-    row, at = tl.program_id(0), tl.arange(0, BLOCK)
-    inside = at < n
-    tile = tl.load(x + row * stride + at, mask=inside, other=0.0).to(tl.float32)
-    centred = tl.where(inside, tile - tl.sum(tile, 0) / n, 0.0)
-    scale = 1 / tl.sqrt(tl.sum(centred * centred, 0) / n + eps)
-    scaled = centred * scale * tl.load(w + at, mask=inside) + tl.load(b + at, mask=inside)
-    tl.store(out + row * stride + at, scaled, mask=inside)
+def _tutorial(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, _TUTORIALS / f"{name}.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def vector_add(n: int) -> Case:
-    x, y, out = torch.randn(n), torch.randn(n), torch.empty(n)
-    grid = (amxq.cdiv(n, 4096),)
-    return lambda: add_kernel[grid](x, y, out, n, BLOCK=4096), lambda: torch.add(x, y, out=out)
+    add, x, y = _tutorial("01_vector_add").add, torch.randn(n), torch.randn(n)
+    return lambda: add(x, y), lambda: x + y
 
 
 def softmax(rows: int, n: int) -> Case:
-    x, out = torch.randn(rows, n), torch.empty(rows, n)
-    block = amxq.next_power_of_2(n)
-    return (
-        lambda: softmax_kernel[(rows,)](out, x, n, n, BLOCK=block),
-        lambda: torch.softmax(x, 1, out=out),
-    )
+    ours, x = _tutorial("02_fused_softmax").softmax, torch.randn(rows, n)
+    return lambda: ours(x), lambda: torch.softmax(x, 1)
 
 
 def layer_norm(rows: int, n: int) -> Case:
-    x, w, b, out = torch.randn(rows, n), torch.randn(n), torch.randn(n), torch.empty(rows, n)
-    block = amxq.next_power_of_2(n)
-    return (
-        lambda: layer_norm_kernel[(rows,)](x, w, b, out, n, n, 1e-5, BLOCK=block),
-        lambda: F.layer_norm(x, (n,), w, b),
-    )
+    ours = _tutorial("05_layer_norm").layer_norm
+    x, w, b = torch.randn(rows, n), torch.randn(n), torch.randn(n)
+    return lambda: ours(x, w, b, 1e-5), lambda: F.layer_norm(x, (n,), w, b)
 
 
 def matmul(n: int, dtype: torch.dtype) -> Case:
-    name = "03_matrix_multiplication"
-    spec = importlib.util.spec_from_file_location(name, _TUTORIALS / f"{name}.py")
-    assert spec and spec.loader
-    tutorial = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tutorial)
+    ours = _tutorial("03_matrix_multiplication").matmul
     a, b = torch.randn(n, n).to(dtype), torch.randn(n, n).to(dtype)
-    return lambda: tutorial.matmul(a, b), lambda: torch.matmul(a, b)
+    return lambda: ours(a, b), lambda: torch.matmul(a, b)
+
+
+def attention(heads: int, t: int, d: int) -> Case:
+    ours = _tutorial("06_attention").attention
+    q, k, v = (torch.randn(1, heads, t, d).bfloat16() for _ in range(3))
+    return lambda: ours(q, k, v), lambda: F.scaled_dot_product_attention(q, k, v)
 
 
 CASES: dict[str, Callable[[], Case]] = {
@@ -95,6 +70,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "layer norm, 4096 x 4096 fp32": lambda: layer_norm(4096, 4096),
     "matmul, 1024^3 fp32": lambda: matmul(1024, torch.float32),
     "matmul, 1024^3 bf16": lambda: matmul(1024, torch.bfloat16),
+    "attention, 8 heads, T = 1024, D = 64, bf16": lambda: attention(8, 1024, 64),
 }
 
 
