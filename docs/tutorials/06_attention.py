@@ -68,7 +68,8 @@ def attention(
     """q, k, v [Z, H, T, D], contiguous, of one dtype."""
     Z, H, T, D = q.shape
     out = torch.empty_like(q)
-    block_m, block_n = 64, 64
+    # The keys are put in order for the multiplication once for all queries of a program.
+    block_m, block_n = (256, 128) if T > 256 else (64, 64)
     attention_kernel[(triton.cdiv(T, block_m), Z * H)](
         q, k, v, out, D**-0.5, q.stride(1), q.stride(2), q.stride(3), T,
         D=D, BLOCK_M=block_m, BLOCK_N=block_n, CAUSAL=causal,
