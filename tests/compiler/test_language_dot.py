@@ -245,23 +245,19 @@ def windowed(x, qweight, out, first, last, odd_only, K, M: tl.constexpr, BLOCK: 
     y.store([0, 0], total)
 
 
-@pytest.mark.parametrize("m", [16, 32, 96])
-@pytest.mark.parametrize("odd_only", [0, 1])
-def test_a_loop_dequantises_what_it_multiplies(on_each: str, m: int, odd_only: int) -> None:
+@pytest.mark.parametrize(("m", "odd_only"), [(16, 0), (32, 1), (96, 0), (96, 1)])
+def test_a_loop_dequantises_what_it_multiplies(on: str, m: int, odd_only: int) -> None:
     """On amx a block is dequantised one iteration ahead: also with no iteration, with one, and
     where the product is used in some iterations only."""
     block, blocks = 32, 5
     w, q = weight(32, block * blocks, block, False)
     x = torch.randint(-8, 8, (m, block * blocks)).bfloat16()
-    for first in range(blocks + 1):
-        for last in range(first, blocks + 1):
-            out = torch.full((m, 32), torch.nan)
-            windowed[(1,)](
-                x, w.qweight, out, first, last, odd_only, block * blocks, M=m, BLOCK=block
-            )
-            want = torch.zeros(m, 32)
-            for i in range(first, last):
-                if i % 2 >= odd_only:
-                    part = slice(i * block, (i + 1) * block)
-                    want += x[:, part].float() @ (q[:, part].float().T - 8)
-            assert torch.equal(out, want), (first, last)
+    for first, last in ((2, 2), (2, 3), (2, 5), (3, 2), (3, 5)):
+        out = torch.full((m, 32), torch.nan)
+        windowed[(1,)](x, w.qweight, out, first, last, odd_only, block * blocks, M=m, BLOCK=block)
+        want = torch.zeros(m, 32)
+        for i in range(first, last):
+            if i % 2 >= odd_only:
+                part = slice(i * block, (i + 1) * block)
+                want += x[:, part].float() @ (q[:, part].float().T - 8)
+        assert torch.equal(out, want), (first, last)
