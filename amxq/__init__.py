@@ -73,6 +73,10 @@ def __getattr__(name: str) -> Any:
     return value
 
 
+def __dir__() -> list[str]:
+    return [*__all__, "cdiv", "next_power_of_2"]
+
+
 def cdiv(x: int, y: int) -> int:
     """x divided by y, rounded up."""
     return -(-x // y)

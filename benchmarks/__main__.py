@@ -18,6 +18,8 @@ SUBJECTS = {
 
 def main() -> int:
     if len(sys.argv) < 2 or sys.argv[1] not in SUBJECTS:
+        if sys.argv[1:2] and sys.argv[1] not in ("-h", "--help"):
+            print(f"there is no benchmark {sys.argv[1]!r}\n")
         print("usage: python -m benchmarks WHAT [--help]\n")
         for name, text in SUBJECTS.items():
             print(f"  {name:10} {text}")

@@ -17,8 +17,10 @@ HEAD = """\
 docs/make_reference.py`.
 
 A kernel is a function under `@amxq.jit`, launched as `kernel[grid](arguments…, META=…)`; one
-*program* runs for every index of the grid. The language is Triton's: a kernel written for
-Triton needs other imports and device names, the tutorials in docs/tutorials show it.
+*program* runs for every index of the grid. The language is Triton's: a kernel that uses what this
+page lists needs other imports and device names, the tutorials in docs/tutorials show it. Triton's
+scans, sorting, random numbers, `tl.softmax`, batched and float64 dots, and `break`, `continue` and
+`return` inside of loops are not there.
 
 {introduction}
 
@@ -32,14 +34,15 @@ their shape and type. Scalars are compared, also as `a < b < c`, and joined by `
 
 **Types.** `tl.int1`, `int8` to `int64`, `uint8` to `uint64`, `bfloat16`, `float16`, `float32`,
 `float64`. Tensors arrive as pointers, Python integers as int32 (int64 where they do not fit),
-floats as float32. `/` of integers gives float32; `//` and `%` truncate towards zero, as in C;
-shifts of signed numbers keep the sign.
+floats as float32. `/` of integers gives float32; `//` and `%` truncate towards zero, as in C
+and Triton, but constants among themselves are computed by Python, which rounds down; shifts of
+signed numbers keep the sign. `num_warps=` and `num_stages=` of a launch are taken and do nothing.
 
 **Values** have `shape`, `dtype` and `T`, and the methods {methods}. Tiles are indexed with `:`
 and `None` only.
 
-**Errors** are `amxq.errors.CompilationError`: file, line, column, the line with a caret, what
-to do, and the calls that led there.
+**Errors** of compilation are `amxq.errors.CompilationError`: file, line, column, the line with a
+caret, what to do, and the calls that led there.
 """
 
 

@@ -143,7 +143,7 @@ class CodeGenerator:
             if handler is None:
                 raise self.error(
                     statement,
-                    f"{type(statement).__name__} statements are not part of the kernel language",
+                    f"{type(statement).__name__.lower()} is not a statement of the kernel language",
                 )
             if self.guarded(statement, handler, statement):
                 return True
@@ -362,7 +362,8 @@ class CodeGenerator:
             if getattr(callee, "__module__", "").startswith("amxq.") and not _is_module(callee):
                 return callee(*args, **kwargs)
         except TypeError as problem:
-            raise self.error(node, str(problem)) from None
+            # the builtin's handler is named after it, with an underscore before
+            raise self.error(node, str(problem).removeprefix("_")) from None
         raise self.error(
             node,
             f"{getattr(callee, '__name__', repr(callee))} is not a function of the kernel language",

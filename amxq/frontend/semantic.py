@@ -7,6 +7,7 @@ the place in the source. The interpreter reuses this layer, so nothing here look
 from __future__ import annotations
 
 from collections.abc import Iterable
+from types import ModuleType
 from typing import Any
 
 from amxq.ir import hardware as hw
@@ -45,6 +46,8 @@ class Mistake(Exception):
 
 def describe(value: object) -> str:
     """A value as an error message names it."""
+    if isinstance(value, ModuleType):
+        return f"the module {value.__name__}"
     return str(value.type) if isinstance(value, Value) else f"the constant {value!r}"
 
 
@@ -163,7 +166,10 @@ class Semantic:
 
     def arange(self, start: object, end: object) -> Value:
         if not (isinstance(start, int) and isinstance(end, int) and start < end):
-            raise Mistake(f"arange({start!r}, {end!r})", "both are constants, start < end")
+            raise Mistake(
+                f"arange from {describe(start)} to {describe(end)}",
+                "both are constants, start < end: annotate a parameter as tl.constexpr",
+            )
         return self.b.value(ops.Arange, TileType((end - start,), I32), start=start)
 
     def expand_dims(self, value: Operand, axis: int) -> Value:

@@ -39,7 +39,7 @@ def result_of_a_kernel(x):
 @wrong(F32)
 @amxq.jit
 def try_statement(x):
-    try:  # error: Try statements are not part |
+    try:  # error: try is not a statement |
         tl.store(x, 1.0)
     except ValueError:
         pass
@@ -56,7 +56,7 @@ def loop_without_an_end(x, n):
 @amxq.jit
 def break_statement(x, n):
     while n > 0:
-        break  # error: Break statements are not part |
+        break  # error: break is not a statement |
 
 
 @amxq.jit

@@ -281,7 +281,7 @@ def fourth_dimension(x):
 @wrong(F32)
 @amxq.jit
 def empty_range(x):
-    tl.store(x + tl.arange(4, 4), 0.0)  # error: arange\(4, 4\) | start < end
+    tl.store(x + tl.arange(4, 4), 0.0)  # error: arange from the constant 4 | start < end
 
 
 @wrong(F32)
