@@ -4,6 +4,7 @@ import amxq.language as tl
 from amxq.runtime.jit import jit
 
 NEVER = float("-inf")
+WORST = -3.0e38
 NOT_FOUND = 1 << 30
 
 
@@ -67,10 +68,11 @@ def route(
         choice = score + tl.load(bias + expert)
     if TOP_GROUPS < GROUPS:
         choice = chosen_groups(choice, GROUPS, SIZE, TOP_GROUPS, SIGMOID)
+    # Every expert is chosen once at most: those that are taken lie below what NaN counts as.
+    choice = tl.where(choice == choice, tl.maximum(choice, WORST), WORST)
     total = 0.0
     for j in tl.range(m * topk, m * topk + topk):
         _, at = largest(choice, expert)
-        at = tl.minimum(at, GROUPS * SIZE - 1)  # NaN equals nothing
         weight = tl.sum(tl.sum(tl.where(expert == at, score, 0.0), 1), 0)
         total += weight
         tl.store(ids + j, at)

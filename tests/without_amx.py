@@ -10,6 +10,7 @@ run fails if nothing was emulated, or if something in the process got the permis
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 
@@ -28,12 +29,31 @@ cpu.flags = lambda: _flags  # type: ignore[assignment]
 targets.available_targets = lambda: ["amx"]
 
 
+_workers: list[tuple[int, int, bool]] = []
+"""What each process of pytest-xdist has emulated, as :func:`_emulated` says it."""
+
+
+def _emulated() -> tuple[int, int, bool]:
+    """(TDPBF16PS emulated here, traps, whether the process may use the CPU's own AMX)."""
+    return emulator.counts()["TDPBF16PS"], emulator.traps(), signals.may_use_amx()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    if error is None:
+        _workers.append(tuple(node.workeroutput["emulated"]))
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    counts = emulator.counts()
-    print(f"\nemulated: {sum(counts.values())} tile instructions in {emulator.traps()} traps")
-    if signals.may_use_amx():
-        print("the process had permission for the CPU's own AMX")
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["emulated"] = _emulated()
+        return
+    found = _workers or [_emulated()]
+    products, traps = sum(w[0] for w in found), sum(w[1] for w in found)
+    print(f"\nemulated: {products} TDPBF16PS, {traps} traps")
+    if any(w[2] for w in found):
+        print("a process had permission for the CPU's own AMX")
         session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
-    if not counts["TDPBF16PS"]:
+    if not products:
         print("nothing was multiplied by the emulator")
         session.exitstatus = pytest.ExitCode.INTERNAL_ERROR

@@ -330,14 +330,18 @@ class Semantic:
     # --- control --------------------------------------------------------------------------
 
     def bounds(self, lower: Operand, upper: Operand, step: Operand) -> tuple[Value, ...]:
-        """The bounds and the step of a loop, in the type of its index."""
+        """The bounds and the step of a loop, in the type of its index; a step that is not positive
+        at run time counts as 1."""
         if isinstance(step, int) and step < 1:
             raise Mistake(f"the step is {step}, it must be positive")
         values = [self.value(b) for b in (lower, upper, step)]
         if any(not isinstance(v.type, DType) or v.type.is_float for v in values):
             raise Mistake("the bounds of a loop are integer scalars")
         wide = I64 if any(scalar_of(v.type).bits == 64 for v in values) else I32
-        return tuple(self.b.cast(v, wide) for v in values)
+        low, up, by = (self.b.cast(v, wide) for v in values)
+        if self.b.known(by) is None:  # a loop always ends
+            by = self.b.binary("max", by, self.b.constant(1, wide))
+        return low, up, by
 
     def carried(self, name: str, x: Operand, type_: Type, where: str) -> Value:
         """What a variable is next in a loop, or in the other branch: it keeps its type."""

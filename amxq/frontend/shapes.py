@@ -43,7 +43,7 @@ def reduce(sem: Semantic, kind: str, x: Operand, axis: Any, keep_dims: bool) -> 
 
 def arg_reduce(sem: Semantic, kind: str, x: Operand, axis: Any, keep_dims: bool) -> Value:
     """The int32 index of the first minimum or maximum along an axis; of the flattened tile
-    where the axis is None. NaN is never chosen while there is a number."""
+    where the axis is None. NaN is chosen where there is nothing else, the first one."""
     x = numbers(sem.value(x))
     shape = shape_of(x.type)
     if axis is None:
@@ -55,8 +55,10 @@ def arg_reduce(sem: Semantic, kind: str, x: Operand, axis: Any, keep_dims: bool)
     for i in range(len(shape)):
         if i != axis:
             index = sem.expand_dims(index, i)
-    found = sem.where(sem.compare("eq", x, best), index, shape[axis] - 1)
-    return reduce(sem, "min", found, axis, keep_dims)
+    equal = sem.compare("eq", x, best)
+    if scalar_of(x.type).is_float:
+        equal = sem.binary("or", equal, sem.compare("ne", best, best))
+    return reduce(sem, "min", sem.where(equal, index, shape[axis] - 1), axis, keep_dims)
 
 
 def permute(sem: Semantic, x: Operand, order: tuple[Any, ...]) -> Value:

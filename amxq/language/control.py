@@ -16,8 +16,9 @@ def range(
     loop_unroll_factor: int | None = None,
 ) -> Any:
     """A loop at run time, as Python's ``range``, which is the same here. Bounds are integer
-    scalars, step > 0. Variables that the loop changes keep their shape and type. ``num_stages``
-    and ``loop_unroll_factor`` are taken for Triton's sake, without effect."""
+    scalars; the step is positive (at run time one that is not counts as 1, so that loops end).
+    Variables that the loop changes keep their shape and type. ``num_stages`` and
+    ``loop_unroll_factor`` are taken for Triton's sake, without effect."""
 
 
 @builtin

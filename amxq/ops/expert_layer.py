@@ -64,7 +64,10 @@ class ExpertLayer:
         sizes, cut = self.sizes, kernels.row_blocks(self.target)
         ids = topk_ids.contiguous()
         count, classes = ids.numel(), len(cut.sizes)
-        mapped = None if expert_map is None else expert_map.to(torch.int32).contiguous()
+        # beyond int32 an entry would wrap to an expert: E is as wrong, and told as the entry it is
+        mapped = None
+        if expert_map is not None:
+            mapped = expert_map.clamp(-1, self.sizes.E).to(torch.int32).contiguous()
         # one allocation: found, next_row, blocks, slots, tokens, rows
         self._arrays = torch.empty(2 + 2 * classes + sizes.E + 7 * count, dtype=torch.int32)
         found = self._arrays.data_ptr()

@@ -56,7 +56,7 @@ def route(
 
     Returns:
         (weights fp32 [M, topk], ids int32 [M, topk]), largest first; of equal scores that of the
-        lower expert comes first.
+        lower expert comes first. The ids of a token differ; scores of NaN or -inf come last.
 
     Raises:
         ShapeError, DTypeError, LayoutError: the arguments do not fit.
@@ -65,6 +65,9 @@ def route(
         raise DTypeError(f"logits is a {type(logits).__name__}; expected a torch.Tensor")
     if logits.layout is not torch.strided or not (logits.is_cpu or logits.is_meta):
         raise LayoutError(f"logits is {logits.layout} on {logits.device}; expected a CPU tensor")
+    for name, value in {"topk": topk, "num_groups": num_groups, "topk_groups": topk_groups}.items():
+        if not isinstance(value, (int, torch.SymInt)) and (value is not None or name == "topk"):
+            raise DTypeError(f"{name} is {value!r}; expected a whole number")
     return torch.ops.amxq.route(  # type: ignore[no-any-return]
         logits,
         topk,

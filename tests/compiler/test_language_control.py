@@ -294,3 +294,18 @@ def test_kernels_compile_once_for_each_signature() -> None:
     assert store_constant[(1,)](x[16:], VALUE=3) is first
     assert store_constant[(1,)](x.double(), VALUE=3) is not first
     assert store_constant[(1,)](x, VALUE=4) is not first
+
+
+@amxq.jit
+def count_steps(out, n, step):
+    count = 0
+    for _ in range(0, n, step):
+        count += 1
+    tl.store(out, count)
+
+
+@pytest.mark.parametrize(("step", "want"), [(0, 5), (-3, 5), (2, 3), (7, 1)])
+def test_a_loop_ends_whatever_its_step(on: str, step: int, want: int) -> None:
+    out = torch.zeros(1, dtype=torch.int32)
+    count_steps[(1,)](out, 5, step)
+    assert out.item() == want

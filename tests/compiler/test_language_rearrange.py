@@ -145,3 +145,17 @@ def test_bitcasts(on: str, source: torch.dtype, target: torch.dtype, to: object)
         x, y = draw(source, count, 6), torch.zeros(count, dtype=target)
         bits[(1,)](x, y, T=to, N=count)
         assert torch.equal(y.view(source), x)
+
+
+@amxq.jit
+def first_places(x, out, N: tl.constexpr):
+    tile = tl.load(x + tl.arange(0, N))
+    tl.store(out, tl.argmax(tile, 0))
+    tl.store(out + 1, tl.argmin(tile, 0))
+
+
+@pytest.mark.parametrize("n", [1, 4, 7, 33])
+def test_places_among_nan_only(on: str, n: int) -> None:
+    out = torch.full((2,), -1, dtype=torch.int32)
+    first_places[(1,)](torch.full((n,), torch.nan), out, N=n)
+    assert out.tolist() == [0, 0]

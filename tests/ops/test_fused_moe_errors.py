@@ -82,6 +82,7 @@ WRONG = [
     ({"expert_map": torch.tensor([[0]])}, ShapeError, r"expert_map has shape \[1, 1\]"),
     ({"expert_map": torch.tensor([0, 1])}, ShapeError, r"topk_ids\[0, 1\] is 2; .* below 2"),
     ({"expert_map": torch.tensor([0, 7, 1])}, ShapeError, r"expert_map\[1\] is 7; .* 0\.\.2"),
+    ({"expert_map": torch.tensor([0, 2**40, 1])}, ShapeError, rf"expert_map\[1\] is {2**40}"),
     ({"expert_map": [0]}, DTypeError, "expert_map is a list"),
     ({"w13_bias": torch.zeros(E, I)}, ShapeError, r"w13_bias has shape \[3, 32\]; .* \[3, 64\]"),
     ({"w2_bias": torch.zeros(H)}, ShapeError, "w2_bias has shape"),

@@ -145,3 +145,26 @@ def test_operator() -> None:
 
     want = amxq.route(logits, 2, **options)
     assert all(torch.equal(a, b) for a, b in zip(compiled(logits), want, strict=True))
+
+
+@pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("case", ["two finite", "one NaN", "all NaN", "all -inf"])
+def test_the_experts_of_a_token_differ(on: str, scoring: str, case: str) -> None:
+    """fused_moe would count an expert twice."""
+    logits, bias = torch.randn(1, 8), torch.zeros(8)
+    if case == "two finite":
+        bias[2:] = -torch.inf
+    else:
+        logits[0, 3 if case == "one NaN" else slice(None)] = (
+            -torch.inf if case == "all -inf" else torch.nan
+        )
+    _, ids = amxq.route(logits, 4, scoring=scoring, correction_bias=bias)
+    assert len(set(ids[0].tolist())) == 4 and ids.min() >= 0 and ids.max() < 8
+    if case == "two finite":
+        assert set(ids[0, :2].tolist()) == {0, 1}
+
+
+def test_numbers_of_experts_are_whole() -> None:
+    for topk in (2.5, "a", None):
+        with pytest.raises(DTypeError, match="topk is"):
+            amxq.route(torch.randn(2, 8), topk)
