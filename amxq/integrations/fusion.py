@@ -6,6 +6,8 @@ replaced is not decided by their names: one is if a trial on random numbers give
 
 from __future__ import annotations
 
+import copy
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,9 +32,7 @@ class RmsNorm(torch.nn.Module):
         if (
             torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
         ) or x.dtype != weight.dtype:
-            wide = x.float()
-            scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
-            return weight * (wide * scale).to(x.dtype)
+            return _rms_norm(x, weight, self.variance_epsilon)
         if torch.compiler.is_compiling():
             return torch.ops.amxq.rms_norm(  # type: ignore[no-any-return]
                 x.contiguous(), weight, self.variance_epsilon
@@ -154,18 +154,40 @@ def _gated_mlp(module: torch.nn.Module) -> GatedMLP | None:
 
 @torch.inference_mode()
 def _same(module: torch.nn.Module, new: RmsNorm | GatedMLP) -> bool:
-    """Whether both compute the same, up to the rounding of intermediate results."""
-    if isinstance(new, RmsNorm):
-        width, dtype, roundings = new.weight.shape[0], new.weight.dtype, 1
-    else:
-        width, dtype, roundings = new.gate_proj.in_features, torch.bfloat16, 4
+    """Whether `module` computes what `new` says, up to the rounding of intermediate results.
+
+    An MLP is tried with small dense layers in the place of its own, so that no kernel has to be
+    compiled for sizes that nobody may ask for.
+    """
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(TRIAL_ROWS, width, generator=generator).to(dtype)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).to(dtype)
+
+    if isinstance(new, RmsNorm):
+        dtype, roundings = new.weight.dtype, 1
+        x = random(TRIAL_ROWS, new.weight.shape[0])
+        expected = _rms_norm(x, new.weight, new.variance_epsilon)
+    else:
+        dtype, roundings = torch.bfloat16, 4
+        x = random(TRIAL_ROWS, 8)
+        linear = torch.nn.functional.linear
+        gate, up, down = (partial(linear, weight=random(*s)) for s in ((16, 8), (16, 8), (8, 16)))
+        expected = down(ACTIVATIONS[new.activation](gate(x)) * up(x))
+        small = {"gate_proj": gate, "up_proj": up, "down_proj": down}
+        module = copy.copy(module)
+        module.__dict__["_modules"] = module._modules | small
     try:
-        want = module(x)
+        got = module(x)
     except (AttributeError, RuntimeError, TypeError, ValueError):
         return False  # it wants other arguments: not what it looks like
-    if not isinstance(want, torch.Tensor) or want.shape != x.shape:
+    if not isinstance(got, torch.Tensor) or got.shape != expected.shape:
         return False
-    error, size = (new(x).double() - want.double()).norm(), want.double().norm()
+    error, size = (got.double() - expected.double()).norm(), expected.double().norm()
     return bool(error <= roundings * torch.finfo(dtype).eps * size)
+
+
+def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    wide = x.float()
+    scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return weight * (wide * scale).to(x.dtype)
