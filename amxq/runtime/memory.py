@@ -76,8 +76,11 @@ def prepare(size: int) -> None:
     chunk = _Chunk(size)
     with _lock:
         _current = chunk
-    libc = ctypes.CDLL(None)
-    libc.madvise(ctypes.c_void_p(chunk.address), ctypes.c_size_t(chunk.size), _POPULATE_WRITE)
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    # Page by page: nothing else of the process can map memory during a call.
+    for begin in range(0, chunk.size, _HUGE_PAGE):
+        madvise(chunk.address + begin, _HUGE_PAGE, _POPULATE_WRITE)
 
 
 def _wanted() -> bool:
