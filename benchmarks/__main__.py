@@ -7,12 +7,13 @@ import sys
 
 SUBJECTS = {
     "linear": "amxq's int4 linear beside other implementations",
+    "figures": "tables and plots of what linear recorded, several runs together",
     "experts": "amxq's mixture of experts beside other implementations",
     "generation": "tokens per second of whole models, beside transformers",
     "loading": "loading a model, beside transformers and from the packed form",
     "language": "kernels written in the language beside torch",
     "overhead": "import, first call, compilation, the cost of a call",
-    "limits": "what this machine's cores can do at most (AMX)",
+    "limits": "what this machine's cores and memory can do at most",
 }
 
 

@@ -1,8 +1,9 @@
-"""What one core of this machine can do at most: ``python -m benchmarks limits``.
+"""What this machine's cores can do at most: ``python -m benchmarks limits``.
 
-Costs of single instructions, of the steps that an int4 kernel is made of, peak rates and read
-bandwidth. Prints tables in Markdown, the ones in docs/amx.md. The code measured is assembly,
-not the product's: these are the limits that kernels are held against.
+First, on every CPU, the multiply units' rates and the bandwidth of memory, measured with code of
+amxq's own compiler. Then costs of single instructions, of the steps that an int4 kernel is made
+of, peak rates and read bandwidth again, in assembly: these need AVX-512 or AMX. Prints tables in
+Markdown, the ones in docs/amx.md.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from amxq.runtime import amx
+from amxq.runtime.targets import available_targets
 from benchmarks import clock
 from benchmarks.bandwidth import bandwidth
 from benchmarks.native import Buffer, machine
+from benchmarks.peaks import rows as peaks_rows
 from benchmarks.report import Row, table
 from benchmarks.stream import stream
 
@@ -297,6 +299,7 @@ def peaks(bench: Bench) -> list[Row]:
 
 
 SECTIONS = {
+    "machine": lambda _: peaks_rows(),
     "tile instructions": tile_instructions,
     "vector instructions": vector_instructions,
     "beside a multiply": beside_a_multiply,
@@ -305,6 +308,12 @@ SECTIONS = {
     "peaks": peaks,
     "bandwidth": lambda _: bandwidth(),
     "stream of weights": lambda _: stream(),
+}
+_TARGETS = {  # what a section's instructions need; the others need AMX
+    "machine": "avx2",
+    "vector instructions": "avx512_bf16",
+    "beside a multiply": "avx512_bf16",
+    "bandwidth": "avx512",
 }
 
 
@@ -329,12 +338,13 @@ def main(arguments: list[str] | None = None) -> int:
     unknown = set(options.sections) - set(SECTIONS)
     if unknown:
         parser.error(f"no section {', '.join(sorted(unknown))}; there are: {', '.join(SECTIONS)}")
-    if reason := amx.status(request=True).reason:
-        print(f"AMX cannot be used, and this measures AMX beside the rest: {reason}")
-        return 1
     bench = Bench()
+    runnable = available_targets()
     result: dict[str, Any] = {"machine": machine(), "date": time.strftime("%Y-%m-%d")}
     for name in options.sections or SECTIONS:
+        if _TARGETS.get(name, "amx") not in runnable:
+            print(f"\n{name.capitalize()}: this CPU does not run {_TARGETS.get(name, 'amx')}")
+            continue
         rows = SECTIONS[name](bench)
         for _ in range(options.rounds - 1):
             rows = _best(rows, SECTIONS[name](bench))

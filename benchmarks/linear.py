@@ -21,10 +21,11 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from benchmarks import contestants
+from benchmarks import contestants, peaks
+from benchmarks.figures import plot, render
 from benchmarks.native import machine
 from benchmarks.problems import Linear, Problem
-from benchmarks.report import Row, number, quantile, table
+from benchmarks.report import Row, quantile
 
 _ROOT = pathlib.Path(__file__).parent.parent
 _PAUSE_S = 0.02  # lets the last contestant's OpenMP threads fall asleep
@@ -153,61 +154,6 @@ def _error(problem: Problem, contestant: Contestant, m: int) -> float | None:
         return problem.error(np.load(file))
 
 
-def render(rows: list[Row]) -> str:
-    """For each shape and number of threads a Markdown table: µs a call, and in brackets how
-    many times as long as the first contestant (~: disturbed); then error, spread and size."""
-    out = []
-    for key in dict.fromkeys((r["n"], r["k"], r["group"], r["threads"]) for r in rows):
-        part = [r for r in rows if (r["n"], r["k"], r["group"], r["threads"]) == key]
-        first = {r["m"]: r["us"] for r in part if r["who"] == part[0]["who"]}
-        n, k, group, threads = key
-        out.append(
-            f"\n{n} × {k}, group {group}, {threads} thread{'s' * (threads > 1)}, µs a call\n"
-        )
-        lines: list[Row] = []
-        for who in dict.fromkeys(r["who"] for r in part):
-            mine = [r for r in part if r["who"] == who]
-            line: Row = {"": who}
-            for r in mine:
-                ratio = r["us"] / first[r["m"]] if r["m"] in first else None
-                others = f" (×{number(ratio)})" if ratio and who != part[0]["who"] else ""
-                mark = "~" if r["disturbed"] else ""
-                line[f"M = {r['m']}"] = mark + number(r["us"]) + others
-            errors = [r["error"] for r in mine if r["error"] is not None]
-            spread = max((r["us_p90"] - r["us_p10"]) / r["us"] for r in mine)
-            cpu = max(r["cpu_us"] / r["us"] for r in mine)
-            line["error"] = f"{max(errors):.2%}" if errors else "?"
-            line["spread, at most"] = f"{spread:.0%}"
-            line["CPU / wall time"] = f"{cpu:.2f}"
-            line["MB"] = mine[0]["bytes"] / 1e6
-            line["pack, s"] = mine[0]["pack_seconds"]
-            lines.append(line)
-        out.append(table(lines))
-    return "\n".join(out)
-
-
-def plot(rows: list[Row], file: pathlib.Path) -> None:
-    """Draw every contestant's time over M, relative to the first one's, to a picture file."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    keys = list(dict.fromkeys((r["n"], r["k"], r["threads"]) for r in rows))
-    figure, axes = pyplot.subplots(1, len(keys), figsize=(5 * len(keys), 4), squeeze=False)
-    for axis, (n, k, threads) in zip(axes[0], keys, strict=True):
-        part = [r for r in rows if (r["n"], r["k"], r["threads"]) == (n, k, threads)]
-        base = {r["m"]: r["us"] for r in part if r["who"] == part[0]["who"]}
-        for who in dict.fromkeys(r["who"] for r in part):
-            points = [(r["m"], r["us"] / base[r["m"]]) for r in part if r["who"] == who]
-            axis.plot(*zip(*points, strict=True), marker="o", label=who)
-        axis.set(xscale="log", yscale="log", xlabel="M", title=f"{n} × {k}, {threads} threads")
-        axis.set_ylabel(f"time / time of {part[0]['who']}")
-        axis.legend()
-    figure.tight_layout()
-    figure.savefig(file)
-
-
 def _numbers(text: str) -> list[int]:
     return [int(x) for x in text.split(",")]
 
@@ -216,7 +162,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="benchmarks linear", description=__doc__)
     parser.add_argument("--shapes", default="4096x4096", help="N x K, comma between shapes")
     parser.add_argument("--m", type=_numbers, default=[1, 4, 16, 64, 512], help="rows of x")
-    parser.add_argument("--group", type=int, default=128)
+    parser.add_argument("--group", type=int, default=128, help="-1: one for all of K")
     parser.add_argument("--asymmetric", action="store_true", help="with zero points")
     parser.add_argument("--threads", type=_numbers, default=[1, 2])
     who = f"of {', '.join(contestants.NAMES[1:])}"
@@ -225,7 +171,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=7, help="bursts of each contestant")
     parser.add_argument("--cold-mb", type=float, default=256, help="all copies of the weights")
     parser.add_argument("--json", type=pathlib.Path, help="write all figures there")
-    parser.add_argument("--plot", type=pathlib.Path, help="draw the ratios there (matplotlib)")
+    parser.add_argument("--plot", type=pathlib.Path, help="draw roofline and ratios (matplotlib)")
     options = parser.parse_args(arguments)
     names = [f"amxq@{target}" for target in options.targets.split(",") if target] or ["amxq"]
     names += [name for name in options.peers.split(",") if name]
@@ -233,9 +179,11 @@ def main(arguments: list[str] | None = None) -> int:
         if name.partition("@")[0] not in contestants.NAMES:
             parser.error(f"no contestant {name!r}; there are: {', '.join(contestants.NAMES)}")
     rows: list[Row] = []
+    limits = peaks.limits(options.threads) if options.json or options.plot else {}
     for shape in options.shapes.split(","):
         n, k = (int(x) for x in shape.split("x"))
-        problem = Linear(n, k, options.group, not options.asymmetric)
+        group = k if options.group == -1 else options.group
+        problem = Linear(n, k, group, not options.asymmetric)
         for threads in options.threads:
             rows += measure(problem, options.m, names, threads, options.rounds, options.cold_mb)
     if not rows:
@@ -246,7 +194,8 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"\n{about['model name']}, family {about['cpu family']} model {about['model']}", end="")
     print(f" stepping {about['stepping']}; {about['date']}; load {about['load']:.1f} at the end")
     if options.json:
-        options.json.write_text(json.dumps({"machine": about, "rows": rows}, indent=1) + "\n")
+        content = {"machine": about, "limits": limits, "rows": rows}
+        options.json.write_text(json.dumps(content, indent=1) + "\n")
     if options.plot:
-        plot(rows, options.plot)
+        plot(rows, limits, options.plot)
     return 0

@@ -27,14 +27,18 @@ def machine() -> dict[str, str]:
 
 
 def compile_ir(
-    text: str, functions: dict[str, Sequence[Any]], *, llvm_cpu: str = "sapphirerapids"
+    text: str,
+    functions: dict[str, Sequence[Any]],
+    *,
+    llvm_cpu: str = "sapphirerapids",
+    features: str = "",
 ) -> dict[str, Callable[..., int]]:
     """Compile LLVM IR text in this process.
 
     Args:
         text: a module's functions; the target triple is set here.
         functions: name -> ctypes argument types; each returns i64.
-        llvm_cpu: compiled for this CPU; call the code only where its instructions exist.
+        llvm_cpu, features: compiled for these; call the code only where its instructions exist.
 
     Returns:
         name -> callable; a call releases the GIL.
@@ -45,7 +49,9 @@ def compile_ir(
     llvm.initialize_native_asmprinter()
     llvm.initialize_native_asmparser()
     triple = llvm.get_process_triple()
-    target = llvm.Target.from_triple(triple).create_target_machine(cpu=llvm_cpu, opt=2)
+    target = llvm.Target.from_triple(triple).create_target_machine(
+        cpu=llvm_cpu, features=features, opt=2
+    )
     module = llvm.parse_assembly(text)
     module.triple = triple
     module.verify()
