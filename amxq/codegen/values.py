@@ -78,12 +78,13 @@ class Emitter(MemoryText):
 
     def _extreme(self, kind: str, a: str, b: str, type_: Type) -> str:
         """The larger or smaller one; the number where one side is NaN. (LLVM narrows its maxnum
-        of widened halves to one of halves, which becomes calls of fmaxf.)"""
+        of widened halves to one of halves, which becomes calls of fmaxf.) VMAXPS gives b where
+        a is NaN, so b must not be one."""
         text, bools = llvm_type(type_), llvm_type(with_element(type_, I1))
-        wins = self.line(f"fcmp {'ogt' if kind == 'max' else 'olt'} {text} {a}, {b}")
-        best = self.line(f"select {bools} {wins}, {text} {a}, {text} {b}")
         nan = self.line(f"fcmp uno {text} {b}, {b}")
-        return self.line(f"select {bools} {nan}, {text} {a}, {text} {best}")
+        b = self.line(f"select {bools} {nan}, {text} {a}, {text} {b}")
+        wins = self.line(f"fcmp {'ogt' if kind == 'max' else 'olt'} {text} {a}, {b}")
+        return self.line(f"select {bools} {wins}, {text} {a}, {text} {b}")
 
     def _divisor(self, a: str, b: str, type_: Type) -> str:
         """``b``, or 1 where dividing by it would trap: 0, and -1 below the lowest number. Such
@@ -282,6 +283,12 @@ class Emitter(MemoryText):
         source = f"{llvm_type(op.operand.type)} {self.names[op.operand]}"
         self.define(op, f"bitcast {source} to {llvm_type(op.result.type)}")
 
+    def on_scalef(self, op: hw.Scalef) -> None:
+        text = "<16 x float>"
+        x, n = ((text, self.names[v]) for v in (op.x, op.n))
+        args = [x, n, (text, "poison"), ("i16", "-1"), ("i32", "4")]
+        self.names[op.result] = self.call("llvm.x86.avx512.mask.scalef.ps.512", text, args)
+
     def on_vpermw(self, op: hw.Vpermw) -> None:
         text = "<32 x i16>"
         args = [(text, self.names[op.table]), (text, self.names[op.index])]
@@ -294,11 +301,12 @@ class Emitter(MemoryText):
         self.names[op.result] = self.call("llvm.x86.avx512bf16.dpbf16ps.512", wide, args)
 
     def on_shuffle(self, op: hw.Shuffle) -> None:
-        text = llvm_type(op.result.type)
+        text = llvm_type(op.vector.type)
+        other = self.names[op.other] if op.other else "poison"
         index = ", ".join(f"i32 {lane}" for lane in op.lanes)
         self.define(
             op,
-            f"shufflevector {text} {self.names[op.vector]}, {text} poison, "
+            f"shufflevector {text} {self.names[op.vector]}, {text} {other}, "
             f"<{len(op.lanes)} x i32> <{index}>",
         )
 

@@ -105,6 +105,15 @@ class Fma(Op):
 
 
 @dataclass(eq=False, repr=False)
+class Scalef(Op):
+    """x · 2ⁿ for whole numbers n, rounded once (VSCALEFPS of 512 bits)."""
+
+    x: Value
+    n: Value
+    name: ClassVar[str] = "scalef"
+
+
+@dataclass(eq=False, repr=False)
 class Vpermw(Op):
     """table[index mod 32] per 16-bit lane."""
 
@@ -125,9 +134,10 @@ class Vdpbf16ps(Op):
 
 @dataclass(eq=False, repr=False)
 class Shuffle(Op):
-    """Lane i is lane ``lanes[i]`` of ``vector``."""
+    """Lane i is lane ``lanes[i]`` of ``vector``, or of that followed by ``other``."""
 
     vector: Value
+    other: Value | None
     lanes: tuple[int, ...]
     name: ClassVar[str] = "shuffle"
 

@@ -95,6 +95,11 @@ def _fma(op: hw.Fma) -> str | None:
     return None if element is not None and element.is_float else f"needs floats, got {op.a.type}"
 
 
+def _scalef(op: hw.Scalef) -> str | None:
+    fits = op.x.type == op.n.type == op.result.type == VectorType(16, F32)
+    return None if fits else arrow(op, op.x, op.n)
+
+
 def _vpermw(op: hw.Vpermw) -> str | None:
     types = (op.table.type, op.index.type, op.result.type)
     wide = all(isinstance(t, VectorType) and t.lanes == 32 for t in types)
@@ -111,10 +116,12 @@ def _vdpbf16ps(op: hw.Vdpbf16ps) -> str | None:
 
 def _shuffle(op: hw.Shuffle) -> str | None:
     vector = op.vector.type
-    if not isinstance(vector, VectorType) or op.result.type != vector:
+    if not isinstance(vector, VectorType) or op.other and op.other.type != vector:
         return arrow(op, op.vector)
-    inside = all(0 <= lane < vector.lanes for lane in op.lanes)
-    return None if inside and len(op.lanes) == vector.lanes else f"{op.lanes} of {vector}"
+    if op.result.type != VectorType(len(op.lanes), vector.element):
+        return f"{len(op.lanes)} lanes give {op.result.type}"
+    inside = all(0 <= lane < vector.lanes * (2 if op.other else 1) for lane in op.lanes)
+    return None if inside else f"{op.lanes} of {vector}"
 
 
 def _vpdpbusd(op: hw.Vpdpbusd) -> str | None:
@@ -154,6 +161,7 @@ HARDWARE_RULES: dict[type[Op], Rule] = {
     hw.Horizontal: _horizontal,
     hw.Bitcast: _bitcast,
     hw.Fma: _fma,
+    hw.Scalef: _scalef,
     hw.Vpermw: _vpermw,
     hw.Vdpbf16ps: _vdpbf16ps,
     hw.Shuffle: _shuffle,

@@ -83,7 +83,8 @@ def build(cls: type[_Op], types: tuple[Type, ...], loc: Location, **fields: Any)
 
 def operands(op: Op) -> Iterator[Value]:
     """The operation's own operands, in field order; not those of nested operations."""
-    for value in fields_of(op).values():
+    for name in _field_names(type(op)):
+        value = getattr(op, name)
         if isinstance(value, Value):
             yield value
         elif isinstance(value, tuple):
@@ -91,7 +92,9 @@ def operands(op: Op) -> Iterator[Value]:
 
 
 def regions(op: Op) -> Iterator[Block]:
-    yield from (v for v in fields_of(op).values() if isinstance(v, Block))
+    for name in _field_names(type(op)):
+        if isinstance(value := getattr(op, name), Block):
+            yield value
 
 
 def fields_of(op: Op) -> dict[str, Any]:
@@ -406,12 +409,14 @@ class Int4Order(Op):
 class Dot(Op):
     """lhs [M, K] · rhs [K, N] (+ acc) in fp32, or in int32 where lhs is i8. An int4 rhs counts as
     its integers minus 8 beside bf16; beside i8, whose columns are in Int4Order, as they are.
-    ``lowering`` is "" until the pass choose_dot writes one of its names."""
+    ``lowering`` is "" until the pass choose_dot writes one of its names, which also looks through
+    a transposition: then rhs is [N, K] and ``transposed``."""
 
     lhs: Value
     rhs: Value
     acc: Value | None
     lowering: str
+    transposed: bool = False
     name: ClassVar[str] = "dot"
 
 

@@ -12,7 +12,7 @@
 
     binary, compare, unary: a kind of ops.BINARY, ops.COMPARE, ops.UNARY
     NAME: of an operation in amxq.ir.ops or amxq.ir.hardware, or of one of its fields, in any order;
-          optional operands are left out; the regions are its blocks, in order
+          optional operands and False are left out; the regions are its blocks, in order
     VALUE ::= "%" letters, digits, "_", ".": defined once and before it is used
     STRING ::= as in JSON, for attributes that are not one word; "//" starts a comment
 
@@ -221,8 +221,8 @@ class _Parser:
                 break
             given[name] = self.field(kinds[name], before)
         for name, kind in kinds.items():
-            if kind == "Value | None":
-                given.setdefault(name, None)
+            if kind in ("Value | None", "bool"):
+                given.setdefault(name, False if kind == "bool" else None)
             elif name not in given and kind != "Block":
                 self.error(f"{cls.name} misses the field {name}", at)
         return given

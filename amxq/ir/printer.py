@@ -62,7 +62,7 @@ class _Printer:
             return f"{op.kind} {self.name(op.operand)}"
         parts = []
         for field, value in ops.fields_of(op).items():
-            if isinstance(value, Block) or value is None:
+            if isinstance(value, Block) or value is None or value is False:
                 continue
             parts.append(f"{field}={self.field(value)}")
         return " ".join([op.name, *parts])

@@ -182,7 +182,7 @@ def _dot(op: ops.Dot) -> str | None:
     tiles = isinstance(lhs, TileType) and isinstance(rhs, TileType) and isinstance(out, TileType)
     if not tiles or not (len(shape_of(lhs)) == len(shape_of(rhs)) == 2):
         return f"needs two tiles of rank 2, got {lhs} and {rhs}"
-    (m, k), (k2, n) = shape_of(lhs), shape_of(rhs)
+    (m, k), (k2, n) = shape_of(lhs), shape_of(rhs)[:: -1 if op.transposed else 1]
     if k != k2 or out != TileType((m, n), dot_element(lhs)):
         return f"{lhs} times {rhs} gives {out}"
     if element_of(lhs) == I8 and element_of(rhs) != U4:

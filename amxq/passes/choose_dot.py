@@ -3,6 +3,12 @@
 Before:  %p = dot lhs=%a rhs=%q lowering= : tile<32x32xf32>
 After:   %p = dot lhs=%a rhs=%q lowering=amx : tile<32x32xf32>       (target amx)
 
+A transposed right operand is taken from where it comes, as its rows are what is packed:
+
+Before:  %t = permute operand=%k order=(1, 0) : tile<64x128xbf16>
+         %p = dot lhs=%a rhs=%t lowering= : tile<32x128xf32>
+After:   %p = dot lhs=%a rhs=%k lowering=amx transposed=True : tile<32x128xf32>
+
 "amx"         TDPBF16PS, TDPBSSD or, with AMX-FP16, TDPFP16PS on tile registers: bf16, int8 or fp16
               times int4, any number of rows
 "vdpbf16ps"   bf16 pairs in vector registers: bf16 times int4
@@ -22,6 +28,7 @@ from amxq.errors import CompilationError
 from amxq.ir import ops
 from amxq.ir.ops import Block, Function
 from amxq.ir.types import BF16, F16, I8, U4, element_of, scalar_of, shape_of
+from amxq.passes.affine import Definitions
 from amxq.passes.tile_registers import shapes, united, width_of_tile
 from amxq.passes.tiles import CHUNK
 
@@ -31,15 +38,24 @@ there, so 64 packed bytes for one row cost 13.5 cycles with it, 7 with TDPBF16PS
 
 
 def choose_dot(function: Function, target: str) -> None:
-    _block(function.body, target, function)
+    defs = {r: op for op in ops.walk(function.body) for r in op.results}
+    _block(function.body, target, function, defs)
 
 
-def _block(block: Block, target: str, function: Function) -> None:
+def _block(block: Block, target: str, function: Function, defs: Definitions) -> None:
     for i, op in enumerate(block.ops):
         for region in ops.regions(op):
-            _block(region, target, function)
+            _block(region, target, function, defs)
         if isinstance(op, ops.Dot):
-            block.ops[i] = dataclasses.replace(op, lowering=_lowering(op, target, function))
+            lowering, source = _lowering(op, target, function), defs.get(op.rhs)
+            block.ops[i] = op = dataclasses.replace(op, lowering=lowering)
+            if isinstance(source, ops.Permute) and source.order == (1, 0) and _square(source):
+                block.ops[i] = dataclasses.replace(op, rhs=source.operand, transposed=True)
+
+
+def _square(op: ops.Permute) -> bool:
+    """Whether a tile consists of squares of 16 elements, that vectors can transpose."""
+    return all(size % 16 == 0 for size in shape_of(op.result.type))
 
 
 def _lowering(op: ops.Dot, target: str, function: Function) -> str:

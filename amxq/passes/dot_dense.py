@@ -23,6 +23,7 @@ from amxq.ir import ops
 from amxq.ir.ops import Value
 from amxq.ir.types import BF16, F32, U16, U32, DType, PointerType, TileType, VectorType
 from amxq.passes.dot_vector import bitcast
+from amxq.passes.rearrange import nest, transposed
 from amxq.passes.tile_registers import numbers, row_tiles, shapes, width_of_tile
 from amxq.passes.tiles import FIRST, Index, Place, Tile, registers
 
@@ -79,19 +80,40 @@ class DenseDot:
     def _packed(self, tile: Tile) -> Value:
         """b in panels, as fp32 or as pairs in u32."""
         v, b = self.v, self.v.b
-        if self.pairs:
-            tile = self._paired(tile)
-        panels = v.scratch(TileType(tile.type.shape, tile.dtype)).pointer
+        element = U32 if self.pairs else F32
+        panels = v.scratch(TileType((self.steps, self.type.shape[1]), element)).pointer
 
-        def write(row: Index, column: Index) -> None:
+        def write(row: Index, column: Index, value: Value) -> None:
             # column is a multiple of lanes: panel column / lanes begins at column · steps
             offset = b.mul(v.number(column), b.i64(self.steps))
             offset = b.add(offset, b.mul(v.number(row), b.i64(self.lanes)))
-            value = tile.at(row, column)
             b.emit(hw.VectorStore, pointer=b.addptr(panels, offset), value=value, mask=None)
 
-        v.traversal.parts(tile, write)
+        if self.op.transposed:
+            self._transposed(tile, write)
+        else:
+            tile = self._paired(tile) if self.pairs else tile
+            v.traversal.parts(tile, lambda row, column: write(row, column, tile.at(row, column)))
         return panels
+
+    def _transposed(self, tile: Tile, write: Callable[[Index, Index, Value], None]) -> None:
+        """Writes [K, N] from a tile [N, K], a square of vectors at a time. A pair of k is 32 bits
+        of a row already."""
+        v, b = self.v, self.v.b
+        per_step = self.depth // self.steps
+        if tile.static or tile.prepare:
+            tile = v.materialize(tile)
+
+        def square(indices: list[Value]) -> None:
+            row, k = indices
+            rows = [tile.at(Index(row, i), Index(k, 0)) for i in range(self.lanes)]
+            if self.pairs:
+                rows = [bitcast(b, r, VectorType(tile.lanes // 2, U32)) for r in rows]
+            first = b.binary("div", k, b.i64(per_step))
+            for i, column in enumerate(transposed(b, rows)):
+                write(Index(first, i), Index(row, 0), column)
+
+        nest(v, [(self.type.shape[1], self.lanes), (self.depth, tile.lanes)], square)
 
     def _paired(self, tile: Tile) -> Tile:
         """[K, N] of bf16 as [K/2, N] of u32: k 2i in the low, 2i + 1 in the high half."""
@@ -256,7 +278,7 @@ class DenseDot:
             for j in range(panels):
                 at = Index(k, j * self.steps)
                 pointer = v.element_pointer(Place(panel, b.i64(16)), at, FIRST)
-                b.emit(hw.TileLoad, t=b_tiles[j], pointer=pointer, stride=b_stride)
+                b.emit(hw.TileLoad, t=b_tiles[j], pointer=pointer, stride=b_stride, once=True)
             for i in range(len(heights)):
                 at = Index(row.base, row.offset + 16 * i)
                 pointer = v.element_pointer(self.a, at, Index(b.mul(k, b.i64(2)), 0))

@@ -27,10 +27,25 @@ from amxq.ir import hardware as hw
 from amxq.ir import ops
 from amxq.ir.builder import Builder
 from amxq.ir.ops import Block, Function, Value
-from amxq.ir.types import BF16, F16, F32, F64, I1, U32, U64, DType, Type, scalar_of, with_element
+from amxq.ir.types import (
+    BF16,
+    F16,
+    F32,
+    F64,
+    I1,
+    U32,
+    U64,
+    DType,
+    Type,
+    VectorType,
+    scalar_of,
+    with_element,
+)
 
 Coefficients = tuple[float, ...]
 """Of a polynomial, the constant first."""
+Whole = tuple[Value, Value]
+"""A whole number as a float, and in the low bits of an integer."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +136,9 @@ COS = (0.041666666666666664, -0.0013888888888887382, 2.480158729874307e-05,
        -2.7557317260008837e-07, 2.0876143827993133e-09, -1.1382456778061306e-11)
 """(cos r - 1 + r²/2) / r⁴ of r², |r| ≤ π/4."""
 # fmt: on
+VANISHES = -1000.0
+"""A power of 2, or of e, that VSCALEFPS makes 0 at its full speed: results that just underflow,
+2⁻¹⁶⁰ as well, cost it 200 cycles (Emerald Rapids, 2026-12-01)."""
 SIN_LIMIT = 2.0**40
 """sin and cos of larger numbers are NaN: three parts of π/2 are not enough for them."""
 
@@ -217,17 +235,24 @@ class Expansion:
         """Adding it rounds to a whole number, which then stands in the sum's low bits."""
         return 1.5 * 2.0**self.form.mantissa
 
-    def rounded(self, x: Value, factor: float) -> tuple[Value, Value]:
+    def rounded(self, x: Value, factor: float) -> Whole:
         """round(x · factor), as a float and in the low bits of an integer."""
         shifted = self.fma(x, factor, self.magic)
         return self.b.sub(shifted, self.const(self.magic)), self.bits(shifted)
 
-    def scaled(self, x: Value, n: Value) -> Value:
-        """x · 2ⁿ, n in the low bits: in two steps, as 2ⁿ itself may be out of range."""
+    @property
+    def scalef(self) -> bool:
+        """Whether one instruction scales by a power of 2, which gives the same bits."""
+        return self.type == VectorType(16, F32)
+
+    def scaled(self, x: Value, n: Whole) -> Value:
+        """x · 2ⁿ: elsewhere in two steps, as 2ⁿ itself may be out of range."""
+        if self.scalef:
+            return self.b.value(hw.Scalef, self.type, x=x, n=n[0])
         b, form = self.b, self.form
         one, shift = self.integer(form.bias << form.mantissa), self.integer(form.mantissa)
-        half = b.binary("shr", n, self.integer(1))
-        for part in (half, b.sub(n, half)):
+        half = b.binary("shr", n[1], self.integer(1))
+        for part in (half, b.sub(n[1], half)):
             power = b.add(b.binary("shl", part, shift), one)
             x = b.mul(x, self.from_bits(power))
         return x
@@ -235,30 +260,37 @@ class Expansion:
     # --- functions ------------------------------------------------------------------------
 
     def exp(self, x: Value) -> Value:
-        zero, x = self._in_range(x, *self.form.exp_range)
-        q, r, n = self._exp_parts(x)
-        return self.select(zero, self.const(0.0), self.scaled(self.fma(r, q, 1.0), n))
+        def power(x: Value) -> Value:
+            q, r, n = self._exp_parts(x)
+            return self.scaled(self.fma(r, q, 1.0), n)
 
-    def _in_range(self, x: Value, low: float, high: float) -> tuple[Value, Value]:
-        """Where a power of x is 0, and x with 0 there: -inf is common (masks of a softmax), and
-        results that underflow cost Intel's cores 150 cycles each."""
+        return self._in_range(power, x, *self.form.exp_range)
+
+    def _in_range(
+        self, power: Callable[[Value], Value], x: Value, low: float, high: float
+    ) -> Value:
+        """``power`` of x, 0 below ``low``: -inf is common (masks of a softmax), and results that
+        just underflow cost Intel's cores 150 cycles each."""
         zero = self.compare("lt", x, low)
-        return zero, self.at_most(self.select(zero, self.const(0.0), x), high)
+        instead = self.const(VANISHES if self.scalef else 0.0)
+        result = power(self.at_most(self.select(zero, instead, x), high))
+        return result if self.scalef else self.select(zero, self.const(0.0), result)
 
-    def _exp_parts(self, x: Value) -> tuple[Value, Value, Value]:
+    def _exp_parts(self, x: Value) -> tuple[Value, Value, Whole]:
         """(q, r, n) such that e^x = (1 + r·q)·2ⁿ."""
-        n, n_bits = self.rounded(x, self.form.log2e[0])
+        n = self.rounded(x, self.form.log2e[0])
         r = x
         for part in self.form.ln2:
-            r = self.fma(n, -part, r)
-        return self.poly(r, self.form.exp), r, n_bits
+            r = self.fma(n[0], -part, r)
+        return self.poly(r, self.form.exp), r, n
 
     def exp2(self, x: Value) -> Value:
-        zero, x = self._in_range(x, *self.form.exp2_range)
-        n, n_bits = self.rounded(x, 1.0)
-        r = self.b.sub(x, n)
-        y = self.scaled(self.fma(r, self.poly(r, self.form.exp2), 1.0), n_bits)
-        return self.select(zero, self.const(0.0), y)
+        def power(x: Value) -> Value:
+            n = self.rounded(x, 1.0)
+            r = self.b.sub(x, n[0])
+            return self.scaled(self.fma(r, self.poly(r, self.form.exp2), 1.0), n)
+
+        return self._in_range(power, x, *self.form.exp2_range)
 
     def log(self, x: Value) -> Value:
         e, log_m = self._log_parts(x)

@@ -24,8 +24,8 @@ def lower(function: Function, target: str, vector_bits: int, observe: Observer) 
     passes: tuple[tuple[str, Callable[[], None]], ...] = (
         ("carry_distances", lambda: carry_distances(function)),
         ("carry_offsets", lambda: carry_offsets(function)),
-        ("simplify", lambda: simplify(function)),
         ("choose_dot", lambda: choose_dot(function, target)),
+        ("simplify", lambda: simplify(function)),
         ("vectorize", lambda: vectorize(function, vector_bits // 32)),
         ("expand_math", lambda: expand_math(function)),
         ("simplify_vectors", lambda: simplify(function)),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from amxq.ir import hardware as hw
 from amxq.ir import ops
+from amxq.ir.builder import Builder
 from amxq.ir.ops import Block, Value
 from amxq.ir.types import I64, DType, TileType, Type, VectorType, shape_of
 from amxq.passes.tiles import Place
@@ -116,6 +117,33 @@ def _sum(v: Vectorizer, terms: list[Value]) -> Value:
     for term in terms[1:]:
         total = v.b.add(total, term)
     return total
+
+
+def transposed(b: Builder, rows: list[Value]) -> list[Value]:
+    """The columns of vectors of equal type, as many as a power of two and no fewer than lanes.
+    The first half of them is interleaved with the second, and so on until one row is left."""
+    parts = [[row] for row in rows]
+    while len(parts) > 1:
+        half = len(parts) // 2
+        pairs = zip(parts[:half], parts[half:])
+        parts = [
+            [both for x, y in zip(*pair) for both in _interleaved(b, x, y, len(rows))]
+            for pair in pairs
+        ]
+    return parts[0]
+
+
+def _interleaved(b: Builder, x: Value, y: Value, most: int) -> list[Value]:
+    """x[0], y[0], x[1], y[1], … in one vector, or in two if it had more than ``most`` lanes."""
+    assert isinstance(x.type, VectorType)
+    lanes = x.type.lanes
+    order = [i + lanes * side for i in range(lanes) for side in range(2)]
+    size = min(2 * lanes, most)
+    type_ = VectorType(size, x.type.element)
+    return [
+        b.value(hw.Shuffle, type_, vector=x, other=y, lanes=tuple(order[i : i + size]))
+        for i in range(0, 2 * lanes, size)
+    ]
 
 
 def nest(v: Vectorizer, loops: list[tuple[int, int]], body: Callable[[list[Value]], None]) -> None:

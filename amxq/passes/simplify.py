@@ -19,8 +19,7 @@ _MEMORY = (ops.Load, ops.LoadBlock, hw.VectorLoad, hw.Gather, hw.Scratch)
 
 def simplify(function: Function) -> None:
     _merge(function.body, {}, {})
-    while _drop(function):
-        pass
+    _drop(function.body, set())
 
 
 def _merge(block: Block, known: dict[Any, Op], renamed: dict[Value, Value]) -> None:
@@ -46,14 +45,13 @@ def _key(value: Any) -> Any:
     return value if isinstance(value, (Value, tuple)) else repr(value)
 
 
-def _drop(function: Function) -> bool:
-    used = {v for op in ops.walk(function.body) for v in ops.operands(op)}
-    dropped = False
-    blocks = [function.body]
-    while blocks:
-        block = blocks.pop()
-        kept = [op for op in block.ops if op.effect or any(r in used for r in op.results)]
-        dropped |= len(kept) < len(block.ops)
-        block.ops[:] = kept
-        blocks += [r for op in kept for r in ops.regions(op)]
-    return dropped
+def _drop(block: Block, used: set[Value]) -> None:
+    """Drops what nobody uses, the last operation first; ``used`` grows by what the rest uses."""
+    kept: list[Op] = []
+    for op in reversed(block.ops):
+        if op.effect or any(r in used for r in op.results):
+            kept.append(op)
+            used.update(ops.operands(op))
+            for region in ops.regions(op):
+                _drop(region, used)
+    block.ops[:] = reversed(kept)

@@ -449,7 +449,7 @@ class Vectorizer:
         def at(row: Index, column: Index) -> Value:
             order = tuple(i & -8 | i >> 1 & 3 | (i & 1) << 2 for i in range(source.lanes))
             vector = source.at(row, column)
-            return self.b.value(hw.Shuffle, vector.type, vector=vector, lanes=order)
+            return self.b.value(hw.Shuffle, vector.type, vector=vector, other=None, lanes=order)
 
         tile = Tile(source.type, source.lanes, at, prepare=source.prepare, late=source.late)
         self.define(op.result, tile)

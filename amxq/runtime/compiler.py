@@ -130,10 +130,9 @@ class CompiledKernel:
             image = cache.get(key)
             if image is not None:
                 return image
-        built = self.build()
+        image = self.build_as(self.source.name)
         if dump is not None:
-            self._dump(dump / f"{self.source.name}-{t.name}-{key[:8]}", built)
-        image = bytes(built["obj"])
+            self._dump(dump / f"{self.source.name}-{t.name}-{key[:8]}", self.build(), image)
         cache.put(key, image)
         return image
 
@@ -149,7 +148,8 @@ class CompiledKernel:
         return function
 
     def build(self) -> dict[str, Any]:
-        """Runs passes and LLVM, keeping every stage."""
+        """Runs passes and LLVM once more, keeping every stage but the object: what nobody looks
+        at takes half of the time."""
         from amxq.codegen.compile import optimise
         from amxq.codegen.llvm import emit_llvm
 
@@ -163,7 +163,6 @@ class CompiledKernel:
                     "tir": "\n".join(f"// after {name}\n{text}" for name, text in texts.items()),
                     "llir": str(module),
                     "asm": machine.emit_assembly(module),
-                    "obj": machine.emit_object(module),
                 }
             return self._built
 
@@ -212,13 +211,14 @@ class CompiledKernel:
         return export(self, folder, name)
 
     @staticmethod
-    def _dump(folder: Path, built: dict[str, Any]) -> None:
+    def _dump(folder: Path, built: dict[str, Any], image: bytes) -> None:
         """``0_front_end.tir``, ``1_simplify.tir``, …, a file a pass, then what LLVM made of it."""
-        files = {
+        files: dict[str, str | bytes] = {
             f"{i}_{name.replace(' ', '_')}.tir": text
             for i, (name, text) in enumerate(built["passes"].items())
         }
-        files |= {f"kernel.{stage}": built[stage] for stage in ("llir", "asm", "obj")}
+        files |= {f"kernel.{stage}": built[stage] for stage in ("llir", "asm")}
+        files["kernel.obj"] = image
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for name, content in files.items():
@@ -246,7 +246,7 @@ class CompiledKernel:
             except DamagedObject as problem:
                 # Its checksum was right, so it was written so: by a version with a mistake.
                 _log.warning("%s: it is compiled anew", problem)
-                self.image = bytes(self.build()["obj"])
+                self.image = self.build_as(self.source.name)
                 open_cache().put(self.key, self.image)
                 loaded = load(self.source.name, self.image)
             omp = openmp.runtime()

@@ -89,7 +89,7 @@ def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         *c.stride(),
         BLOCK_SIZE_M=size,
         BLOCK_SIZE_N=size,
-        BLOCK_SIZE_K=128,
+        BLOCK_SIZE_K=size,
         GROUP_SIZE_M=8,
     )
     return c
