@@ -278,7 +278,7 @@ class DenseDot:
             for j in range(panels):
                 at = Index(k, j * self.steps)
                 pointer = v.element_pointer(Place(panel, b.i64(16)), at, FIRST)
-                b.emit(hw.TileLoad, t=b_tiles[j], pointer=pointer, stride=b_stride, once=True)
+                b.emit(hw.TileLoad, t=b_tiles[j], pointer=pointer, stride=b_stride)
             for i in range(len(heights)):
                 at = Index(row.base, row.offset + 16 * i)
                 pointer = v.element_pointer(self.a, at, Index(b.mul(k, b.i64(2)), 0))

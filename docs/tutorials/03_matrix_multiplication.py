@@ -76,6 +76,7 @@ def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     # Large blocks: a block of B is copied into the order that the multiplication wants once for
     # all rows of a block of A, and what both need together fits the second-level cache.
     size = 256 if min(M, N) > 256 else 64
+    depth = 512 // a.element_size() if size > 64 else 128
     grid = (triton.cdiv(M, size) * triton.cdiv(N, size),)
     matmul_kernel[grid](
         a,
@@ -89,7 +90,7 @@ def matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         *c.stride(),
         BLOCK_SIZE_M=size,
         BLOCK_SIZE_N=size,
-        BLOCK_SIZE_K=size,
+        BLOCK_SIZE_K=depth,
         GROUP_SIZE_M=8,
     )
     return c
