@@ -18,6 +18,7 @@ import amxq.language as tl
 def attention_kernel(
     Q, K, V, Out, sm_scale, stride_h, stride_t, stride_d, T,
     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr,
+    EVEN: tl.constexpr,
 ):  # fmt: skip
     start_m = tl.program_id(0)
     base = tl.program_id(1).to(tl.int64) * stride_h
@@ -45,13 +46,13 @@ def attention_kernel(
         end = min((start_m + 1) * BLOCK_M, T)
     for start_n in range(0, end, BLOCK_N):
         k = tl.load(k_block, boundary_check=(1,))
-        qk = tl.dot(q, k) * qk_scale
-        seen = start_n + columns[None, :] < T
+        qk = tl.dot(q, k)
+        if not EVEN:
+            qk = tl.where(start_n + columns[None, :] < T, qk, -float("inf"))
         if CAUSAL:
-            seen = seen & (rows[:, None] >= start_n + columns[None, :])
-        qk = tl.where(seen, qk, -1.0e6)
-        new_highest = tl.maximum(highest, tl.max(qk, 1))
-        p = tl.math.exp2(qk - new_highest[:, None])
+            qk = tl.where(rows[:, None] >= start_n + columns[None, :], qk, -float("inf"))
+        new_highest = tl.maximum(highest, tl.max(qk, 1) * qk_scale)
+        p = tl.math.exp2(qk * qk_scale - new_highest[:, None])
         alpha = tl.math.exp2(highest - new_highest)
         total = total * alpha + tl.sum(p, 1)
         v = tl.load(v_block, boundary_check=(0,))
@@ -72,7 +73,7 @@ def attention(
     block_m, block_n = (256, 128) if T > 256 else (64, 64)
     attention_kernel[(triton.cdiv(T, block_m), Z * H)](
         q, k, v, out, D**-0.5, q.stride(1), q.stride(2), q.stride(3), T,
-        D=D, BLOCK_M=block_m, BLOCK_N=block_n, CAUSAL=causal,
+        D=D, BLOCK_M=block_m, BLOCK_N=block_n, CAUSAL=causal, EVEN=T % block_n == 0,
     )  # fmt: skip
     return out
 
