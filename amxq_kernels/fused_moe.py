@@ -4,9 +4,12 @@ One assignment (m, j) is one *row* of work. Rows are sorted by expert and cut in
 BLOCK_M rows of one expert; all blocks of one launch have the same BLOCK_M:
 
     sort_by_expert   one program: rows in the order of their experts, blocks by their size
+    gather_rows      tokens in that order, for blocks so large that it is worth it
     gate_up          h = activation(x · Wgateᵀ, x · Wupᵀ), both panels in one program
     expert_linear    y = h · Wdownᵀ, fp32, one row for each assignment
     combine          out[m] = Σ_j weight[m, j] · y[row of (m, j)], in the order of j
+
+A single token needs no sorting, and sum_experts is its expert_linear and combine in one.
 
 Every number is computed by one program in one order: the same bits for any number of threads.
 Programs run expert by expert, panel by panel, and through all blocks of an expert before the next
@@ -45,6 +48,7 @@ def sort_by_expert(
     blocks,
     slots,
     tokens,
+    owners,
     rows,
     count,
     bound,
@@ -61,7 +65,7 @@ def sort_by_expert(
     found: int32 [2 + CLASSES]: 1 + the last assignment with a wrong id (0: none); the number of
     rows; blocks of each class. next_row: int32 [experts + CLASSES], scratch.
     blocks: int32 [.., 4], class by class. slots: int32 [rows], the assignment of each row; tokens:
-    slots // topk; rows: int32 [count], the row of each assignment, or -1.
+    slots // topk; owners: the expert; rows: int32 [count], the row of each assignment, or -1.
     """
     for e in tl.range(0, experts):
         tl.store(next_row + e, 0)
@@ -112,9 +116,32 @@ def sort_by_expert(
             tl.store(next_row + e, row + 1)
             tl.store(slots + row, i)
             tl.store(tokens + row, i // topk)
+            tl.store(owners + row, e.to(tl.int32))
             tl.store(rows + i, row)
         else:
             tl.store(rows + i, -1)
+
+
+@jit
+def gather_rows(
+    x, x_scales, x_offsets, tokens, y, y_scales, y_offsets, M, words, scales, BLOCK: tl.constexpr
+):
+    """y[s, r] = x[s, tokens[r]] for rows of 32-bit words, and the same of their scales.
+
+    x: int32 [.., M, words]; y: int32 [.., rows, words]. x_scales, x_offsets: fp32 [scales, M], or
+    None; y_scales, y_offsets: [scales, rows]. Grid: (rows, ..).
+    """
+    row, rows, part = tl.program_id(0), tl.num_programs(0), tl.program_id(1).to(tl.int64)
+    token = tl.load(tokens + row)
+    source = x + (part * M + token) * words
+    target = y + (part * rows + row) * words
+    for i in tl.range(0, words, BLOCK):
+        at = i + tl.arange(0, BLOCK)
+        tl.store(target + at, tl.load(source + at, mask=at < words), mask=at < words)
+    if x_scales is not None:
+        for g in tl.range(0, scales):
+            tl.store(y_scales + g * rows + row, tl.load(x_scales + g * M + token))
+            tl.store(y_offsets + g * rows + row, tl.load(x_offsets + g * M + token))
 
 
 @jit
@@ -143,6 +170,7 @@ def expert_weight(qweight, scales, zeros, expert, N, K, group_size, BLOCK_K: tl.
 @jit
 def product(
     x,
+    rows,
     x_scales,
     sums,
     w,
@@ -153,11 +181,14 @@ def product(
     BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """fp32 [BLOCK_M, 32]: rows of x from m on, times 32 columns of the int4 tensor w from n on."""
+    """fp32 [BLOCK_M, 32]: rows of x, those from m on or, if not None, the tile ``rows``, times 32
+    columns of the int4 tensor w from n on."""
     M, stride, K, group_size = sizes
     if x_scales is not None:
-        return int8_product(x, x_scales, sums, stride, w, m, n, M, K, group_size, BLOCK_M, BLOCK_K)
-    return int4_product(x, w, sums, m, n, M, K, group_size, SPLITS, BLOCK_M, BLOCK_K)
+        return int8_product(
+            x, rows, x_scales, sums, stride, w, m, n, M, K, group_size, BLOCK_M, BLOCK_K
+        )
+    return int4_product(x, rows, w, sums, m, n, M, K, group_size, SPLITS, BLOCK_M, BLOCK_K)
 
 
 @jit
@@ -216,35 +247,39 @@ def gate_up(
     stride,
     total,
     N,
+    columns,
     K,
     group_size,
     limit,
     alpha,
-    IN_PLACE: tl.constexpr,
     ACTIVATION: tl.constexpr,
     LIMITED: tl.constexpr,
     SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """h = activation(x · Wgateᵀ, x · Wupᵀ) for one block of rows and 32 of N columns.
+    """h = activation(x · Wgateᵀ, x · Wupᵀ) for one block of rows and 32 columns.
 
-    x: a row for each assignment, or, IN_PLACE (BLOCK_M = 1), for each token; bf16 [SPLITS · M, K]
-    with sums, fp32 [M, K / BLOCK_K] or None, as for int4_linear; or int8 [M, stride] with x_scales
-    and, for sums, offsets, as quantize_int8 writes them.
+    x: bf16 [SPLITS · M, K] with sums, fp32 [M, K / BLOCK_K] or None, as for int4_linear; or int8
+    [M, stride] with x_scales and, for sums, offsets, as quantize_int8 writes them. A row for each
+    assignment, or, where tokens is not None, for each token.
     qweight, scales, zeros: stacked experts [E, 2N, K]; N is a multiple of 32. bias: [E, 2N] or
-    None. weights: fp32, by assignment, or None: they multiply x. h: bf16 [SPLITS · total, N].
-    Grid: (N / 32, blocks).
+    None. weights: fp32, by assignment, or None: they multiply x.
+    h: bf16 [SPLITS · total, columns], the first of N. Grid: (N / 32, blocks).
     """
     expert, row, end, panel = block_of(blocks, first_block, BLOCK_M)
-    source = row
-    if IN_PLACE:
-        source = tl.load(tokens + row)
+    source, sources = row, None
+    if tokens is not None:
+        if BLOCK_M == 1:
+            source = tl.load(tokens + row)
+        else:
+            own = row + tl.arange(0, BLOCK_M)
+            sources = tl.load(tokens + own, mask=own < end, other=0).to(tl.int64)
     n = panel * 32
     w = expert_weight(qweight, scales, zeros, expert, 2 * N, K, group_size, BLOCK_K)
     sizes = (M, stride, K, group_size)
-    gate = product(x, x_scales, sums, w, source, n, sizes, SPLITS, BLOCK_M, BLOCK_K)
-    up = product(x, x_scales, sums, w, source, n + N, sizes, SPLITS, BLOCK_M, BLOCK_K)
+    gate = product(x, sources, x_scales, sums, w, source, n, sizes, SPLITS, BLOCK_M, BLOCK_K)
+    up = product(x, sources, x_scales, sums, w, source, n + N, sizes, SPLITS, BLOCK_M, BLOCK_K)
     if weights is not None:
         mine = row + tl.arange(0, BLOCK_M)
         factor = tl.load(weights + tl.load(slots + mine, mask=mine < end), mask=mine < end)
@@ -259,7 +294,7 @@ def gate_up(
         end,
         n,
         total,
-        N,
+        columns,
         SPLITS,
         BLOCK_M,
     )
@@ -274,10 +309,8 @@ def expert_linear(
     x_scales,
     sums,
     bias,
-    weights,
     y,
     blocks,
-    slots,
     first_block,
     M,
     stride,
@@ -290,7 +323,7 @@ def expert_linear(
     BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """y = weights · (x · Wᵀ) + bias for one block of rows and 32 of the columns first_column, ….
+    """y = x · Wᵀ + bias for one block of rows and 32 of the columns first_column, ….
 
     x: one row for each assignment. x and the others as for gate_up, with
     qweight … [E, N, K]. y: fp32 [M, columns]; first_column is a multiple of 32. Grid: (panels of
@@ -300,46 +333,51 @@ def expert_linear(
     n = first_column + panel * 32
     w = expert_weight(qweight, scales, zeros, expert, N, K, group_size, BLOCK_K)
     sizes = (M, stride, K, group_size)
-    acc = product(x, x_scales, sums, w, row, n, sizes, SPLITS, BLOCK_M, BLOCK_K)
-    if weights is not None:
-        mine = row + tl.arange(0, BLOCK_M)
-        factor = tl.load(weights + tl.load(slots + mine, mask=mine < end), mask=mine < end)
-        acc *= factor[:, None]
+    acc = product(x, None, x_scales, sums, w, row, n, sizes, SPLITS, BLOCK_M, BLOCK_K)
     acc = add_bias(acc, bias, expert, n, N)
     out = tl.make_tensor_descriptor(y, [end, columns], [columns, 1], [BLOCK_M, 32])
     out.store([row, panel * 32], acc)
 
 
 @jit
-def activate(
+def sum_experts(
+    x,
+    qweight,
+    scales,
+    zeros,
+    x_scales,
+    sums,
+    bias,
+    weights,
     y,
-    h,
-    total,
+    blocks,
+    slots,
+    M,
+    stride,
     N,
-    limit,
-    alpha,
-    INTERLEAVED: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-    LIMITED: tl.constexpr,
+    K,
+    group_size,
+    factor,
     SPLITS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
 ):
-    """h = activation(gate, up) of y fp32 [total, 2N]: for what gate_up cannot pair panel by panel.
+    """y = factor · Σ_r weights[r] · (x[r] · Wᵀ + bias), 32 of N columns of a single token.
 
-    Gate and up are halves of a row of y, or, INTERLEAVED, its even and odd elements. h: bf16
-    [SPLITS · total, N]. Grid: (panels of N, total).
+    Arguments are those of expert_linear, with one row in each of M blocks; weights: by assignment,
+    or None: all 1. y: [N]. Grid: (N / 32 rounded up,).
     """
-    n, row = tl.program_id(0) * 32, tl.program_id(1)
-    column = n + tl.arange(0, 32)[None, :]
-    inside = column < N
-    at = y + row.to(tl.int64) * (2 * N)
-    if INTERLEAVED:
-        gate = tl.load(at + 2 * column, mask=inside)
-        up = tl.load(at + 2 * column + 1, mask=inside)
-    else:
-        gate = tl.load(at + column, mask=inside)
-        up = tl.load(at + N + column, mask=inside)
-    result = activated(gate, up, limit, alpha, ACTIVATION, LIMITED)
-    store_parts(h, result, row, row + 1, n, total, N, SPLITS, 1)
+    n = tl.program_id(0) * 32
+    sizes = (M, stride, K, group_size)
+    acc = tl.zeros((1, 32), tl.float32)
+    for r in tl.range(0, M):
+        expert = tl.load(blocks + r * RECORD)
+        w = expert_weight(qweight, scales, zeros, expert, N, K, group_size, BLOCK_K)
+        part = product(x, None, x_scales, sums, w, r, n, sizes, SPLITS, 1, BLOCK_K)
+        part = add_bias(part, bias, expert, n, N)
+        if weights is not None:
+            part *= tl.load(weights + tl.load(slots + r)).to(tl.float32)
+        acc += part
+    tl.make_tensor_descriptor(y, [1, N], [N, 1], [1, 32]).store([0, n], acc * factor)
 
 
 @jit

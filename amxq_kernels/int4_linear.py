@@ -11,8 +11,19 @@ from amxq.runtime.jit import jit
 
 
 @jit
+def block_at(x, rows, m, k, M, stride, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr):
+    """[BLOCK_M, BLOCK_K] of x [M, ..], whose rows are ``stride`` elements apart, from column k on:
+    the rows from m on, or, where ``rows`` is an int64 tile [BLOCK_M] and not None, those."""
+    if rows is None:
+        a = tl.make_tensor_descriptor(x, [M, k + BLOCK_K], [stride, 1], [BLOCK_M, BLOCK_K])
+        return a.load([m, k], boundary_check=())
+    return tl.load(x + rows[:, None] * stride + (k + tl.arange(0, BLOCK_K))[None, :])
+
+
+@jit
 def int4_product(
     x,
+    rows,
     w,
     block_sums,
     m,
@@ -26,21 +37,19 @@ def int4_product(
 ):
     """fp32 [BLOCK_M, 32]: rows of x from m on, times 32 columns of the int4 tensor w from n on.
 
-    x, block_sums: as for :func:`int4_linear`.
+    x, block_sums: as for :func:`int4_linear`. rows: None, or the rows themselves, an int64 tile.
     """
-    a = tl.make_tensor_descriptor(x, [SPLITS * M, K], [K, 1], [BLOCK_M, BLOCK_K])
     acc = tl.zeros((BLOCK_M, 32), tl.float32)
     for k in tl.range(0, K, BLOCK_K):
         q = w.load([k, n])
-        part = tl.dot(a.load([m, k], boundary_check=()), q)
+        part = tl.dot(block_at(x, rows, m, k, M, K, BLOCK_M, BLOCK_K), q)
         for s in tl.static_range(1, SPLITS):
-            part = tl.dot(a.load([s * M + m, k], boundary_check=()), q, part)
+            more = x + s * (M.to(tl.int64) * K)
+            part = tl.dot(block_at(more, rows, m, k, M, K, BLOCK_M, BLOCK_K), q, part)
         g = k // group_size
         if w.has_zeros:
-            sums = tl.make_tensor_descriptor(
-                block_sums, [M, K // BLOCK_K], [K // BLOCK_K, 1], [BLOCK_M, 1]
-            )
-            part -= sums.load([m, k // BLOCK_K], boundary_check=()) * w.zeros([g, n])
+            sums = block_at(block_sums, rows, m, k // BLOCK_K, M, K // BLOCK_K, BLOCK_M, 1)
+            part -= sums * w.zeros([g, n])
         acc += part * w.scales([g, n])
     return acc
 
@@ -77,7 +86,7 @@ def int4_linear(
     m = tl.minimum(block * BLOCK_M, M - BLOCK_M)
     n = tl.program_id(1) * 32
     w = tl.int4_tensor(qweight, scales, zeros, [K, N], group_size, [BLOCK_K, 32])
-    acc = int4_product(x, w, block_sums, m, n, M, K, group_size, SPLITS, BLOCK_M, BLOCK_K)
+    acc = int4_product(x, None, w, block_sums, m, n, M, K, group_size, SPLITS, BLOCK_M, BLOCK_K)
     if bias is not None:
         acc += tl.make_tensor_descriptor(bias, [N], [1], [32]).load([n]).to(tl.float32)
     out = tl.make_tensor_descriptor(y, [M, N], [N, 1], [BLOCK_M, 32])

@@ -11,6 +11,7 @@ Every rounding is written down (fma), so the result has the same bits on every t
 
 import amxq.language as tl
 from amxq.runtime.jit import jit
+from amxq_kernels.int4_linear import block_at
 
 LARGEST = 127.0
 SMALLEST = 1e-36
@@ -45,6 +46,7 @@ def quantize_int8(x, values, scales, offsets, M, K, stride, BLOCK_K: tl.constexp
 @jit
 def int8_product(
     x,
+    rows,
     x_scales,
     x_offsets,
     stride,
@@ -59,20 +61,19 @@ def int8_product(
 ):
     """fp32 [BLOCK_M, 32]: rows of x from m on, times 32 columns of the int4 tensor w from n on.
 
-    x, x_scales, x_offsets: as for :func:`int4_linear_int8`.
+    x, x_scales, x_offsets: as for :func:`int4_linear_int8`. rows: None, or the rows themselves, an
+    int64 tile.
     """
-    a = tl.make_tensor_descriptor(x, [M, K], [stride, 1], [BLOCK_M, BLOCK_K])
     acc = tl.zeros((BLOCK_M, 32), tl.float32)
     for k in tl.range(0, K, BLOCK_K):
-        part = tl.dot(a.load([m, k], boundary_check=()), w.load([k, n])).to(tl.float32)
+        a = block_at(x, rows, m, k, M, stride, BLOCK_M, BLOCK_K)
+        part = tl.dot(a, w.load([k, n])).to(tl.float32)
         first = (k // BLOCK_K).to(tl.int64) * M
-        a_scales = tl.make_tensor_descriptor(x_scales + first, [M, 1], [1, 1], [BLOCK_M, 1])
-        a_offsets = tl.make_tensor_descriptor(x_offsets + first, [M, 1], [1, 1], [BLOCK_M, 1])
-        offset = a_offsets.load([m, 0], boundary_check=())
+        offset = block_at(x_offsets + first, rows, m, 0, M, 1, BLOCK_M, 1)
         g = k // group_size
         if w.has_zeros:
             offset = offset * tl.fma(w.zeros([g, n]), 0.125, 1.0)
-        part = tl.fma(part, a_scales.load([m, 0], boundary_check=()), offset)
+        part = tl.fma(part, block_at(x_scales + first, rows, m, 0, M, 1, BLOCK_M, 1), offset)
         acc = tl.fma(part, w.scales([g, n]), acc)
     return acc
 
@@ -106,7 +107,9 @@ def int4_linear_int8(
     m = tl.minimum(block * BLOCK_M, M - BLOCK_M)
     n = tl.program_id(1) * 32
     w = tl.int4_tensor(qweight, scales, zeros, [K, N], group_size, [BLOCK_K, 32])
-    acc = int8_product(x, x_scales, x_offsets, stride, w, m, n, M, K, group_size, BLOCK_M, BLOCK_K)
+    acc = int8_product(
+        x, None, x_scales, x_offsets, stride, w, m, n, M, K, group_size, BLOCK_M, BLOCK_K
+    )
     if bias is not None:
         acc += tl.make_tensor_descriptor(bias, [N], [1], [32]).load([n]).to(tl.float32)
     out = tl.make_tensor_descriptor(y, [M, N], [N, 1], [BLOCK_M, 32])

@@ -71,7 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--asymmetric", action="store_true", help="with zero points")
     parser.add_argument("--threads", type=_numbers, default=[1, 2])
     who = f"of {', '.join(contestants.EXPERTS[1:])}"
-    parser.add_argument("--peers", default="amxq_int8,torch_loop,torch_grouped", help=who)
+    parser.add_argument("--peers", default="amxq_int8,torch_grouped,vllm,zentorch", help=who)
     parser.add_argument("--targets", default="", help="amxq's, comma between; default: its choice")
     parser.add_argument("--rounds", type=int, default=5, help="bursts of each contestant")
     parser.add_argument("--json", type=pathlib.Path, help="write all figures there")

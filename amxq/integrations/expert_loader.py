@@ -17,6 +17,7 @@ from amxq.quantization.experts import (
     concatenate,
     expert_part,
     group_experts,
+    paired,
     stack_experts,
 )
 from amxq.quantization.packed import PackedWeight
@@ -79,11 +80,9 @@ def _loaded(
         return stack_experts(loaded, E)
 
     try:
-        w13, w2 = part("gate_up"), part("down")
+        w13, w2, interleaved = part("gate_up"), part("down"), not module.is_concatenated
         if w13 is None:
-            w13 = part("gate", "up")
-        elif not module.is_concatenated:
-            options = {**options, "interleaved": True}
+            w13, interleaved = part("gate", "up"), False
     except CheckpointError:
         raise
     except AmxqError as error:
@@ -104,12 +103,12 @@ def _loaded(
             f"config.json; the two do not belong together"
         )
     return Int4Experts(
-        w13,
+        paired(w13, interleaved),
         w2,
         options,
         precision=precision,
         needs_bias=bool(getattr(module, "has_bias", False)),
-        interleaved_bias=not (module.is_concatenated or options.get("interleaved")),
+        interleaved_bias=not module.is_concatenated,
     )
 
 
@@ -158,7 +157,7 @@ class ExpertTensors:
                 module.set_bias(weight, tensor)
                 return f"{name}.{which}"
             if getattr(module, which) is None:
-                shape = getattr(module, f"{weight}_scales").shape[:2]
+                shape = module.bias_shape(weight)
                 module.set_bias(weight, torch.empty(shape, dtype=tensor.dtype))
             return self._fill(name, module, which, expert, part, tensor)
         if module is None or isinstance(module, Int4Experts) or kind != "weight" or expert is None:

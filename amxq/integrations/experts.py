@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from operator import is_not
 from typing import Any
 
 import torch
 
 from amxq.errors import CheckpointError, ShapeError
 from amxq.integrations.layers import PackedModule
-from amxq.ops.fused_moe import fused_moe
+from amxq.ops.expert_bound import BoundExperts
 from amxq.ops.linear import check_precision
 from amxq.quantization.packed import PackedWeight
 
@@ -24,8 +25,7 @@ class Int4Experts(PackedModule):
         options: what else ``amxq.fused_moe`` is called with (the activation).
         precision: "bf16" or "int8", as :func:`amxq.fused_moe` takes it; may be set at any time.
         needs_bias: whether the model has biases here.
-        interleaved_bias: whether files that hold w13_bias in one tensor have gate and up in turns,
-            other than w13.
+        interleaved_bias: whether files that hold w13_bias in one tensor have gate and up in turns.
     """
 
     packed_names = tuple(f"{w}_{name}" for w in ("w13", "w2") for name in _NAMES)
@@ -51,6 +51,7 @@ class Int4Experts(PackedModule):
         self.register_buffer("w13_bias", None)
         self.register_buffer("w2_bias", None)
         self.options = options
+        self._bound: tuple[Any, ...] = ((), None)
 
     @property
     def w13(self) -> PackedWeight:
@@ -67,9 +68,15 @@ class Int4Experts(PackedModule):
         """Bytes of the packed tensors."""
         return self.w13.nbytes + self.w2.nbytes
 
+    def bias_shape(self, which: str) -> tuple[int, int]:
+        """Of the bias of ``"w13"`` or ``"w2"``: w13 itself may be padded."""
+        w2 = self.w2
+        experts, hidden, _ = w2.scales.shape
+        return experts, 2 * w2.in_features if which == "w13" else hidden
+
     def set_bias(self, which: str, bias: torch.Tensor) -> None:
         """Put the bias of ``"w13"`` or ``"w2"`` in place. Raises ShapeError if it does not fit."""
-        expected = getattr(self, f"{which}_scales").shape[:2]
+        expected = self.bias_shape(which)
         if bias.shape != expected:
             raise ShapeError(
                 f"{which}_bias has shape {list(bias.shape)}; expected {list(expected)}"
@@ -80,19 +87,19 @@ class Int4Experts(PackedModule):
         self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
     ) -> torch.Tensor:
         """x [..., H], ids and weights [M, topk] -> [..., H]. Raises what amxq.fused_moe raises."""
+        before, call = self._bound
+        now = (self.precision, *self.options.values(), *self._buffers.values())
+        if len(before) != len(now) or any(map(is_not, before, now)):  # new, or changed since
+            biases, options = (self.w13_bias, self.w2_bias), self.options
+            call = BoundExperts(self.w13, self.w2, *biases, precision=self.precision, **options)
+            self._bound = (now, call)
         rows = hidden_states.reshape(-1, hidden_states.shape[-1])
-        out = fused_moe(
-            rows,
-            self.w13,
-            self.w2,
-            top_k_weights,
-            top_k_index,
-            w13_bias=self.w13_bias,
-            w2_bias=self.w2_bias,
-            precision=self.precision,
-            **self.options,
-        )
+        out: torch.Tensor = call(rows, top_k_weights, top_k_index)
         return out.view(hidden_states.shape)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles, which bind their own tensors."""
+        return self.__dict__ | {"_bound": ((), None)}
 
     def extra_repr(self) -> str:
         """What repr(model) shows of the module."""

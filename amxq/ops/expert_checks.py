@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from amxq.errors import AmxqError, DTypeError, LayoutError, ShapeError
-from amxq.quantization.packed import SCALE_DTYPES, PackedWeight
+from amxq.quantization.packed import PANEL, SCALE_DTYPES, PackedWeight
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "swiglu")
 ROUTING_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -53,28 +53,47 @@ def check_activation(
     return Activation(kind, interleaved, limit, _ALPHA if alpha is None else alpha)
 
 
-def check_sizes(
-    x: torch.Tensor,
+def check_weights(
     w13: PackedWeight,
     w2: PackedWeight,
-    topk_weights: torch.Tensor,
-    topk_ids: torch.Tensor,
-    expert_map: torch.Tensor | None,
     w13_bias: torch.Tensor | None,
     w2_bias: torch.Tensor | None,
-) -> Sizes:
-    """The sizes of a call. Raises ShapeError, DTypeError or LayoutError; contents are not read."""
+    interleaved: bool,
+) -> tuple[int, int, int]:
+    """(E, H, I). Raises ShapeError, DTypeError or LayoutError; contents are not read."""
     E, N, H = _check_weight("w13", w13)
     E2, N2, K2 = _check_weight("w2", w2)
     if N % 16 or H % 8:
         raise ShapeError(
             f"w13 is [{E}, {N}, {H}]; expected [E, 2·I, H] with I and H multiples of 8"
         )
-    if (E2, N2, K2) != (E, H, N // 2):
+    inner = N // 2
+    if not interleaved and N % (2 * PANEL) == 0 and -(-K2 // PANEL) * PANEL == inner:
+        inner = K2  # gate and up are padded to whole panels
+    if (E2, N2, K2) != (E, H, inner):
         raise ShapeError(
             f"w2 is [{E2}, {N2}, {K2}] beside w13 [{E}, {N}, {H}]; expected [E, H, I], which is "
             f"[{E}, {H}, {N // 2}]"
         )
+    for name, bias, columns in (("w13_bias", w13_bias, 2 * inner), ("w2_bias", w2_bias, H)):
+        if bias is None:
+            continue
+        if not bias.is_floating_point() or bias.element_size() < 2:
+            raise DTypeError(f"{name} has dtype {bias.dtype}; expected a floating dtype")
+        if bias.shape != (E, columns):
+            raise ShapeError(f"{name} has shape {list(bias.shape)}; expected [{E}, {columns}]")
+    return E, H, inner
+
+
+def check_call(
+    weights: tuple[int, int, int],
+    x: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    expert_map: torch.Tensor | None,
+) -> Sizes:
+    """The sizes of a call, ``weights`` being (E, H, I). Raises as :func:`check_weights`."""
+    E, H, inner = weights
     if x.dtype not in (torch.bfloat16, torch.float16, torch.float32):
         raise DTypeError(f"x has dtype {x.dtype}; expected bfloat16, float16 or float32")
     if x.dim() != 2 or x.shape[1] != H:
@@ -90,19 +109,12 @@ def check_sizes(
                 f"expert_map has shape {list(expert_map.shape)}; expected [number of ids]"
             )
         ids = expert_map.shape[0]
-    for name, bias, columns in (("w13_bias", w13_bias, N), ("w2_bias", w2_bias, H)):
-        if bias is None:
-            continue
-        if not bias.is_floating_point() or bias.element_size() < 2:
-            raise DTypeError(f"{name} has dtype {bias.dtype}; expected a floating dtype")
-        if bias.shape != (E, columns):
-            raise ShapeError(f"{name} has shape {list(bias.shape)}; expected [{E}, {columns}]")
     topk = topk_ids.shape[1]
     if (M + 1) * topk >= 1 << 24:
         raise ShapeError(
             f"{M} tokens of {topk} experts; expected fewer than 2^24 assignments: split the call"
         )
-    return Sizes(M, E, H, N // 2, topk, ids)
+    return Sizes(M, E, H, inner, topk, ids)
 
 
 def _check_routing(M: int, topk_weights: torch.Tensor, topk_ids: torch.Tensor) -> None:
@@ -145,7 +157,10 @@ def _check_weight(name: str, w: PackedWeight) -> tuple[int, int, int]:
             zeros is None
             or (zeros.dtype == torch.uint8 and zeros.shape == s and zeros.is_contiguous())
         )
-        and (perm is None or (perm.dtype == torch.int32 and perm.shape == (8 * q[2],)))
+        and (
+            perm is None
+            or (perm.dtype == torch.int32 and perm.shape in ((8 * q[2],), (q[0], 8 * q[2])))
+        )
     )
     if not good:
         if qweight.dim() == 4 or (qweight.dtype == torch.int32 and qweight.dim() in (2, 3)):

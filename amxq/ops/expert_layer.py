@@ -2,58 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
 from typing import NamedTuple
 
 import torch
 
+from amxq.errors import LayoutError
 from amxq.ops import expert_schedule as kernels
 from amxq.ops import schedule
 from amxq.ops.activations import bf16_parts, ordered_rows, permuted, split_count
 from amxq.ops.expert_checks import Activation, Sizes, wrong_id
 from amxq.ops.expert_schedule import Matrix
+from amxq.ops.expert_weights import Stack
 from amxq.ops.schedule import PANEL
-from amxq.quantization.packed import PackedWeight
+
+RECORD = 4
+"""int32 numbers of a block, as the kernels have them."""
 
 
-class Rows(NamedTuple):
-    """Activations, a row for each assignment or for each token.
+class Operands(NamedTuple):
+    """Activations as the matrix kernels take them, a row for each assignment or for each token.
 
     Attributes:
-        values: [splits · number + padding, K]; in precision "bf16" bf16 parts that add up to the
-            activations. Blocks may read, and never use, rows beyond the last.
+        values: [splits · number + padding, K]: bf16 parts that add up to the activations, or int8
+            [number + padding, stride]. Blocks may read, and never use, rows beyond the last.
         number: how many rows there are.
+        stride: elements from one row to the next.
+        factors: in int8 the scales and offsets of blocks of K; with zero points the blocks' sums.
+        tokens: address of the rows that assignments have, or None where each has its own.
     """
 
     values: torch.Tensor
     number: int
-
-
-class Operands(NamedTuple):
-    """What the matrix kernels begin with.
-
-    Attributes:
-        matrix: what has to be known of the weight to choose a kernel.
-        tensors: in the order of the kernels' parameters, None for what is absent.
-        stride: elements from one row of activations to the next.
-    """
-
-    matrix: Matrix
-    tensors: tuple[torch.Tensor | None, ...]
     stride: int
+    factors: tuple[torch.Tensor, ...]
+    tokens: int | None = None
+
+    def with_weight(self, stack: Stack) -> tuple[int, ...]:
+        """Addresses in the order of the kernels' parameters."""
+        factors = [t.data_ptr() for t in self.factors]
+        return (self.values.data_ptr(), *stack.weight, *factors, *stack.bias)
+
+
+def prepared(
+    target: str, matrix: Matrix, values: torch.Tensor, number: int, splits: int, padding: int
+) -> Operands:
+    """Activations, bf16 parts or of any dtype for int8, as kernels take them for a matrix."""
+    K, block_k = values.shape[1], matrix.block_k
+    if matrix.int8:
+        stride = schedule.int8_stride(K)
+        quantised = torch.empty((number + padding, stride), dtype=torch.int8)
+        scales, offsets = torch.empty((2, K // block_k * number + padding), dtype=torch.float32)
+        kernel = schedule.quantize_int8(target, values.dtype, block_k)
+        data = values.data_ptr(), quantised.data_ptr(), scales.data_ptr(), offsets.data_ptr()
+        kernel.launch((number, 1, 1), (*data, number, K, stride))
+        return Operands(quantised, number, stride, (scales, offsets))
+    if not matrix.zeros:
+        return Operands(values, number, K, ())
+    sums = torch.empty((number + padding, K // block_k), dtype=torch.float32)
+    kernel = schedule.block_sums(target, splits, block_k)
+    kernel.launch((number, 1, 1), (values.data_ptr(), sums.data_ptr(), number, K))
+    return Operands(values, number, K, (sums,))
 
 
 class ExpertLayer:
     """The steps of a call, in order: ``sort``, ``first``, ``second``."""
 
     def __init__(
-        self, target: str, sizes: Sizes, act: Activation, dtype: torch.dtype, precision: str
+        self, target: str, sizes: Sizes, act: Activation, dtype: torch.dtype, int8: bool
     ) -> None:
-        self.target, self.sizes, self.act = target, sizes, act
-        self.int8 = precision == "int8"
-        self.splits = 1 if self.int8 else split_count(dtype)
-        # whether gate and up panels pair up, so that one program can activate them
-        self.fused = not act.interleaved and sizes.inner % PANEL == 0
+        self.target, self.sizes, self.act, self.int8 = target, sizes, act, int8
+        self.splits = 1 if int8 else split_count(dtype)
 
     def sort(self, topk_ids: torch.Tensor, expert_map: torch.Tensor | None) -> int:
         """Sort the assignments by expert; returns how many contribute.
@@ -67,18 +86,14 @@ class ExpertLayer:
         # beyond int32 an entry would wrap to an expert: E is as wrong, and told as the entry it is
         mapped = None
         if expert_map is not None:
-            mapped = expert_map.clamp(-1, self.sizes.E).to(torch.int32).contiguous()
-        # one allocation: found, next_row, blocks, slots, tokens, rows
-        self._arrays = torch.empty(2 + 2 * classes + sizes.E + 7 * count, dtype=torch.int32)
-        found = self._arrays.data_ptr()
-        next_row = found + 4 * (2 + classes)
-        self._blocks = next_row + 4 * (sizes.E + classes)
-        self._slots = self._blocks + 16 * count
-        self._tokens = self._slots + 4 * count
-        self._rows = self._tokens + 4 * count
+            mapped = expert_map.clamp(-1, sizes.E).to(torch.int32).contiguous()
+        # one allocation: found, next_row, blocks, slots, tokens, owners, rows
+        numbers = 2 + classes, sizes.E + classes, RECORD * count, count, count, count, count
+        self._arrays = torch.empty(sum(numbers), dtype=torch.int32)
+        ends = itertools.accumulate(numbers[:-1], initial=0)
+        found, next_row, *rest = (self._arrays.data_ptr() + 4 * end for end in ends)
         args = [t.data_ptr() for t in (ids, mapped) if t is not None]
-        args += (cut.class_of.data_ptr(), cut.sizes_tensor.data_ptr(), found, next_row)
-        args += (self._blocks, self._slots, self._tokens, self._rows)
+        args += (cut.class_of.data_ptr(), cut.sizes_tensor.data_ptr(), found, next_row, *rest)
         args += (count, sizes.ids, sizes.E, sizes.topk, kernels.MOST_ROWS)
         kernel = kernels.sort_by_expert(self.target, ids.dtype, mapped is not None)
         kernel.launch((1, 1, 1), args)
@@ -86,6 +101,7 @@ class ExpertLayer:
         if wrong:
             raise wrong_id(topk_ids, expert_map, sizes, wrong - 1)
         self.total = int(total)
+        self._blocks, self._slots, self._tokens, self._owners, self._rows = rest
         self._launches: list[tuple[int, int, int]] = []  # rows of a block, first block, blocks
         first = 0
         for size, number in zip(cut.sizes, blocks, strict=True):
@@ -93,46 +109,40 @@ class ExpertLayer:
                 self._launches.append((size, first, number))
                 self._padding = size - 1
             first += number
-        # one row for each expert: x is read where it lies
-        self._in_place = self.fused and blocks[0] == self.total
         return self.total
 
     def first(
-        self,
-        x: torch.Tensor,
-        w13: PackedWeight,
-        bias: torch.Tensor | None,
-        weights: torch.Tensor | None,
-    ) -> Rows:
-        """The activated product of x [M, H] with the first matrices, I columns; ``weights``, fp32
-        [M, topk], multiply x."""
-        act, inner = self.act, self.sizes.inner
-        rows, h = self._rows_of(x, w13.perm), self._empty_rows(inner)
-        limited, limit = act.limit is not None, act.limit or 0.0
-        operands = self._operands(rows, w13, bias, weights)
-        if not self.fused:
-            y = torch.empty((self.total, 2 * inner), dtype=torch.float32)
-            self._product(y, rows, w13, operands, 0, 2 * inner)
-            kernel = kernels.activate(self.target, act.interleaved, act.kind, limited, self.splits)
-            data = (y.data_ptr(), h.values.data_ptr(), self.total, inner, limit, act.alpha)
-            kernel.launch((-(-inner // PANEL), self.total, 1), data)
-            return h
-        arrays = h.values.data_ptr(), self._blocks, self._slots, self._tokens
-        matrix, sizes = operands.matrix, (rows.number, operands.stride, self.total, inner)
-        numbers = *sizes, self.sizes.H, matrix.group_size, limit, act.alpha
+        self, x: torch.Tensor, stack: Stack, perm: torch.Tensor | None, weights: torch.Tensor | None
+    ) -> torch.Tensor:
+        """The activated product of x [M, H] with the first matrices, [splits · total + padding, I];
+        ``weights``, fp32 [M, topk], multiply x."""
+        act, inner, H = self.act, self.sizes.inner, self.sizes.H
+        matrix = stack.matrix._replace(int8=self.int8, weights=_dtype(weights))
+        by_token = by_row = self._of_tokens(x, perm, matrix)
+        if self._launches[-1][0] > kernels.GATHER_ROWS:
+            by_row = self._gathered(by_token, matrix)
+        shape = self.splits * self.total + self._padding, inner
+        h = torch.empty(shape, dtype=torch.bfloat16)
+        on_input = () if weights is None else (weights.data_ptr(),)
+        panels, limited, limit = stack.N // (2 * PANEL), act.limit is not None, act.limit or 0.0
         for block_m, first, number in self._launches:
+            rows = by_row if block_m > kernels.GATHER_ROWS else by_token
+            indirect = rows.tokens is not None
             kernel = kernels.gate_up(
-                self.target, matrix, self._in_place, act.kind, limited, self.splits, block_m
+                self.target, matrix, indirect, act.kind, limited, self.splits, block_m
             )
-            grid = inner // PANEL, number, 1
-            kernel.launch(grid, (*_pointers(operands.tensors), *arrays, first, *numbers))
+            arrays = (*rows.with_weight(stack), *on_input, h.data_ptr(), self._blocks, self._slots)
+            tokens = (rows.tokens,) if rows.tokens is not None else ()
+            numbers = first, rows.number, rows.stride, self.total, stack.N // 2, inner, H
+            constants = matrix.group_size, limit, act.alpha
+            kernel.launch((panels, number, 1), (*arrays, *tokens, *numbers, *constants))
         return h
 
     def second(
         self,
-        h: Rows,
-        w2: PackedWeight,
-        bias: torch.Tensor | None,
+        h: torch.Tensor,
+        stack: Stack,
+        perm: torch.Tensor | None,
         weights: torch.Tensor | None,
         factor: float,
         out: torch.Tensor,
@@ -140,99 +150,83 @@ class ExpertLayer:
         """The product of h with the second matrices, added up over the experts of each token into
         out [M, H]; ``weights`` [M, topk] multiply it."""
         M, H = out.shape
-        if w2.perm is not None:
-            h = Rows(permuted(h.values, w2.perm), h.number)
-        operands = self._operands(h, w2, bias, None)
-        kernel = kernels.combine(self.target, None if weights is None else weights.dtype, out.dtype)
+        h = self._in_order(h, perm)
+        matrix = stack.matrix._replace(int8=self.int8)
+        rows = prepared(self.target, matrix, h, self.total, self.splits, self._padding)
+        combine = kernels.combine(self.target, _dtype(weights), out.dtype)
+        on_output = () if weights is None else (weights.data_ptr(),)
         band = kernels.band_columns(self.total, H)
         y = torch.empty((self.total, band), dtype=torch.float32)
+        arrays = (*rows.with_weight(stack), y.data_ptr(), self._blocks)
         for column in range(0, H, band):
             columns = min(band, H - column)
-            self._product(y, h, w2, operands, column, columns)
-            pointers = _pointers((y, weights))
+            sizes = H, self.sizes.inner, matrix.group_size, column, columns
+            for block_m, first, number in self._launches:
+                kernel = kernels.expert_linear(self.target, matrix, self.splits, block_m)
+                numbers = first, rows.number, rows.stride, *sizes
+                kernel.launch((-(-columns // PANEL), number, 1), (*arrays, *numbers))
             to = out.data_ptr() + column * out.element_size()
             grid = -(-columns // kernels.COMBINE_COLUMNS), M, 1
-            data = (*pointers, self._rows, to, columns, H, self.sizes.topk, factor)
-            kernel.launch(grid, data)
+            data = (y.data_ptr(), *on_output, self._rows, to, columns, H, self.sizes.topk, factor)
+            combine.launch(grid, data)
 
     # --- parts --------------------------------------------------------------------------
 
-    def _rows_of(self, x: torch.Tensor, perm: torch.Tensor | None) -> Rows:
-        """x with a row for each token where it is read in place, else one for each assignment."""
-        M, H, splits = self.sizes.M, self.sizes.H, self.splits
-        x = ordered_rows(x, perm, H)
-        if splits > 1:
-            x = bf16_parts(x)
-        if self._in_place:
-            return Rows(x, M)
-        rows = self._empty_rows(H, x.dtype)
-        begin = (self._tokens - self._arrays.data_ptr()) // 4
-        tokens = self._arrays[begin : begin + self.total]
-        out = rows.values[: splits * self.total].view(splits, self.total, H)
-        torch.index_select(x.view(splits, M, H), 1, tokens, out=out)
-        return rows
+    def _array(self, address: int) -> torch.Tensor:
+        """One of the arrays that have an element for each assignment that contributes."""
+        begin = (address - self._arrays.data_ptr()) // 4
+        return self._arrays[begin : begin + self.total]
 
-    def _empty_rows(self, columns: int, dtype: torch.dtype = torch.bfloat16) -> Rows:
-        shape = self.splits * self.total + self._padding, columns
-        return Rows(torch.empty(shape, dtype=dtype), self.total)
+    def _of_tokens(self, x: torch.Tensor, perm: torch.Tensor | None, matrix: Matrix) -> Operands:
+        """x with a row for each token; for each assignment if experts have orders of their own."""
+        own = perm is not None and perm.dim() == 2
+        number, tokens = self.sizes.M, self._tokens
+        values = ordered_rows(x, None if own else perm, self.sizes.H)
+        if own:
+            number = self.total
+            values = self._in_order(values.index_select(0, self._array(self._tokens)), perm)
+            self._array(self._tokens).copy_(torch.arange(number))
+        if self.splits > 1:
+            values = bf16_parts(values)
+        rows = prepared(self.target, matrix, values, number, self.splits, self._padding)
+        return rows._replace(tokens=tokens)
 
-    def _operands(
-        self,
-        rows: Rows,
-        w: PackedWeight,
-        bias: torch.Tensor | None,
-        weights: torch.Tensor | None,
-    ) -> Operands:
-        """The weight and its activations: in int8 with the scales and offsets of blocks, or in bf16
-        with the sums of blocks where zero points need them."""
-        matrix = Matrix(
-            w.scales.dtype,
-            w.zeros is not None,
-            None if bias is None else bias.dtype,
-            weights is not None,
-            self.int8,
-            w.group_size,
-        )
-        values, number = rows
-        K, block_k = values.shape[1], matrix.block_k
-        scales = sums = None
-        stride, padded = K, number + self._padding
+    def _in_order(self, values: torch.Tensor, perm: torch.Tensor | None) -> torch.Tensor:
+        """[.., K], parts of rows of assignments, with columns in the order of perm, int32 [K], or
+        of the expert of the row, [E, K]."""
+        if perm is None:
+            return values
+        if perm.dim() == 1:
+            return permuted(values, perm)
+        order = perm.index_select(0, self._array(self._owners)).long()
+        _, K = order.shape
+        whole = len(values) // self.total * self.total  # what follows is never used
+        ordered = torch.empty_like(values)
+        try:
+            parts = values[:whole].view(-1, self.total, K)
+            torch.gather(parts, 2, order.expand_as(parts), out=ordered[:whole].view_as(parts))
+        except (IndexError, RuntimeError) as problem:
+            raise LayoutError(f"perm is no permutation of the features: {problem}") from None
+        return ordered
+
+    def _gathered(self, rows: Operands, matrix: Matrix) -> Operands:
+        """The same with a row for each assignment."""
+        assert rows.tokens is not None
+        total, blocks = self.total, self.sizes.H // matrix.block_k
+        shape = self.splits * total + self._padding, rows.stride
+        values = torch.empty(shape, dtype=rows.values.dtype)
+        factors: tuple[torch.Tensor, ...] = ()
         if self.int8:
-            stride = schedule.int8_stride(K)
-            values = torch.empty((padded, stride), dtype=torch.int8)
-            blocks = K // block_k * number + self._padding
-            scales, sums = torch.empty((2, blocks), dtype=torch.float32)
-            kernel = schedule.quantize_int8(self.target, rows.values.dtype, block_k)
-            data = _pointers((rows.values, values, scales, sums))
-            kernel.launch((number, 1, 1), (*data, number, K, stride))
-        elif matrix.zeros:
-            sums = torch.empty((padded, K // block_k), dtype=torch.float32)
-            kernel = schedule.block_sums(self.target, self.splits, block_k)
-            kernel.launch((number, 1, 1), (*_pointers((values, sums)), number, K))
-        tensors = values, w.qweight, w.scales, w.zeros, scales, sums, bias, weights
-        return Operands(matrix, tensors, stride)
-
-    def _product(
-        self,
-        y: torch.Tensor,
-        rows: Rows,
-        w: PackedWeight,
-        operands: Operands,
-        column: int,
-        columns: int,
-    ) -> None:
-        """Writes columns of the product of each row with its expert's matrix, [total, columns],
-        to the beginning of y."""
-        N, K = w.out_features, rows.values.shape[1]
-        arrays = y.data_ptr(), self._blocks, self._slots
-        matrix = operands.matrix
-        numbers = rows.number, operands.stride, N, K, matrix.group_size, column, columns
-        for block_m, first, number in self._launches:
-            kernel = kernels.expert_linear(self.target, matrix, self.splits, block_m)
-            grid = -(-columns // PANEL), number, 1
-            kernel.launch(grid, (*_pointers(operands.tensors), *arrays, first, *numbers))
+            factors = (*torch.empty((2, blocks * total + self._padding), dtype=torch.float32),)
+        kernel = kernels.gather_rows(self.target, self.int8)
+        sources = [t.data_ptr() for t in (rows.values, *(rows.factors if self.int8 else ()))]
+        targets = [t.data_ptr() for t in (values, *factors)]
+        numbers = rows.number, rows.stride * values.element_size() // 4, blocks
+        kernel.launch((total, self.splits, 1), (*sources, rows.tokens, *targets, *numbers))
+        if self.int8:
+            return Operands(values, total, rows.stride, factors)
+        return prepared(self.target, matrix, values, total, self.splits, self._padding)
 
 
-def _pointers(tensors: Sequence[torch.Tensor | None]) -> list[int]:
-    """Addresses in the order of a kernel's parameters; what is absent is left out."""
-    return [t.data_ptr() for t in tensors if t is not None]
+def _dtype(tensor: torch.Tensor | None) -> torch.dtype | None:
+    return None if tensor is None else tensor.dtype

@@ -18,6 +18,10 @@ from amxq.runtime.jit import pointers
 
 MOST_ROWS = 256
 """Experts with more rows are cut into blocks like experts with this many."""
+GATHER_ROWS = 8
+"""Larger blocks have their rows gathered before, once, instead of by each panel's program: those
+of 32 and 48 rows took 39 to 55 % more time (Emerald Rapids, 2026-12-01), small ones none."""
+COPY_WORDS = 256
 COMBINE_COLUMNS = 128
 BAND_BYTES = 8 << 20
 """Second products of one band of columns: they stay in caches until they are added up, and in
@@ -71,7 +75,7 @@ class Matrix(NamedTuple):
 
     Attributes:
         scales, zeros, bias: dtype of the scales, whether there are zero points, dtype of a bias.
-        weighted: whether the routing weights multiply the product.
+        weights: dtype of the routing weights that multiply the product.
         int8: whether activations are int8 instead of bf16.
         group_size: elements of K that share a scale.
     """
@@ -79,7 +83,7 @@ class Matrix(NamedTuple):
     scales: torch.dtype
     zeros: bool
     bias: torch.dtype | None
-    weighted: bool
+    weights: torch.dtype | None
     int8: bool
     group_size: int
 
@@ -98,9 +102,27 @@ def sort_by_expert(target: str, ids: torch.dtype, mapped: bool) -> Launchable:
     types: dict[str, Type] = {"ids": table[ids]}
     constants: dict[str, Any] = {"CLASSES": len(row_blocks(target).sizes)}
     _optional(types, constants, expert_map=torch.int32 if mapped else None)
-    for name in ("classes", "sizes", "found", "next_row", "blocks", "slots", "tokens", "rows"):
+    for name in ("classes", "sizes", "found", "next_row", "blocks", "slots"):
+        types[name] = table[torch.int32]
+    for name in ("tokens", "owners", "rows"):
         types[name] = table[torch.int32]
     types |= dict.fromkeys(("count", "bound", "experts", "topk", "most"), I32)
+    return kernel.compile(types, constants, target)
+
+
+@functools.cache
+def gather_rows(target: str, int8: bool) -> Launchable:
+    """The kernel that copies rows in the order of their experts, with their scales for int8."""
+    from amxq_kernels.fused_moe import gather_rows as kernel
+
+    table = pointers()
+    types: dict[str, Type] = {"x": table[torch.int32]}
+    constants: dict[str, Any] = {"BLOCK": COPY_WORDS}
+    factors = torch.float32 if int8 else None
+    _optional(types, constants, x_scales=factors, x_offsets=factors)
+    types |= {"tokens": table[torch.int32], "y": table[torch.int32]}
+    _optional(types, constants, y_scales=factors, y_offsets=factors)
+    types |= dict.fromkeys(("M", "words", "scales"), I32)
     return kernel.compile(types, constants, target)
 
 
@@ -108,7 +130,7 @@ def sort_by_expert(target: str, ids: torch.dtype, mapped: bool) -> Launchable:
 def gate_up(
     target: str,
     matrix: Matrix,
-    in_place: bool,
+    by_token: bool,
     activation: str,
     limited: bool,
     splits: int,
@@ -118,7 +140,6 @@ def gate_up(
     from amxq_kernels.fused_moe import gate_up as kernel
 
     constants: dict[str, Any] = {
-        "IN_PLACE": in_place,
         "ACTIVATION": activation,
         "LIMITED": limited,
         "SPLITS": splits,
@@ -126,43 +147,41 @@ def gate_up(
         "BLOCK_K": matrix.block_k,
     }
     types = _operand_types(constants, matrix)
+    _optional(types, constants, weights=torch.float32 if matrix.weights else None)
     types["h"] = pointers()[torch.bfloat16]
-    types |= dict.fromkeys(("blocks", "slots", "tokens"), pointers()[torch.int32])
-    types |= dict.fromkeys(("first_block", "M", "stride", "total", "N", "K", "group_size"), I32)
+    types |= dict.fromkeys(("blocks", "slots"), pointers()[torch.int32])
+    _optional(types, constants, tokens=torch.int32 if by_token else None)
+    numbers = ("first_block", "M", "stride", "total", "N", "columns", "K", "group_size")
+    types |= dict.fromkeys(numbers, I32)
     types |= {"limit": F32, "alpha": F32}
     return kernel.compile(types, constants, target)
 
 
 @functools.cache
 def expert_linear(target: str, matrix: Matrix, splits: int, block_m: int) -> Launchable:
-    """One matrix of experts."""
+    """The second matrices of experts."""
     from amxq_kernels.fused_moe import expert_linear as kernel
 
     constants: dict[str, Any] = {"SPLITS": splits, "BLOCK_M": block_m, "BLOCK_K": matrix.block_k}
     types = _operand_types(constants, matrix)
-    types["y"] = pointers()[torch.float32]
-    types |= dict.fromkeys(("blocks", "slots"), pointers()[torch.int32])
+    types |= {"y": pointers()[torch.float32], "blocks": pointers()[torch.int32]}
     numbers = ("first_block", "M", "stride", "N", "K", "group_size", "first_column", "columns")
     types |= dict.fromkeys(numbers, I32)
     return kernel.compile(types, constants, target)
 
 
 @functools.cache
-def activate(
-    target: str, interleaved: bool, activation: str, limited: bool, splits: int
-) -> Launchable:
-    """The activation alone, where gate and up cannot be paired panel by panel."""
-    from amxq_kernels.fused_moe import activate as kernel
+def sum_experts(target: str, matrix: Matrix, splits: int, out: torch.dtype) -> Launchable:
+    """The second matrices of the experts of one token, and their weighted sum."""
+    from amxq_kernels.fused_moe import sum_experts as kernel
 
-    table = pointers()
-    types: dict[str, Type] = {"y": table[torch.float32], "h": table[torch.bfloat16]}
-    types |= {"total": I32, "N": I32, "limit": F32, "alpha": F32}
-    constants = {
-        "INTERLEAVED": interleaved,
-        "ACTIVATION": activation,
-        "LIMITED": limited,
-        "SPLITS": splits,
-    }
+    constants: dict[str, Any] = {"SPLITS": splits, "BLOCK_K": matrix.block_k}
+    types = _operand_types(constants, matrix)
+    _optional(types, constants, weights=matrix.weights)
+    types["y"] = pointers()[out]
+    types |= dict.fromkeys(("blocks", "slots"), pointers()[torch.int32])
+    types |= dict.fromkeys(("M", "stride", "N", "K", "group_size"), I32)
+    types["factor"] = F32
     return kernel.compile(types, constants, target)
 
 
@@ -195,7 +214,6 @@ def _operand_types(constants: dict[str, Any], matrix: Matrix) -> dict[str, Type]
         x_scales=torch.float32 if matrix.int8 else None,
         sums=torch.float32 if matrix.int8 or matrix.zeros else None,
         bias=matrix.bias,
-        weights=torch.float32 if matrix.weighted else None,
     )
     return types
 

@@ -8,7 +8,9 @@ import torch
 
 from amxq.errors import AmxqError, DTypeError, LayoutError
 from amxq.ops import expert_checks as checks
+from amxq.ops import expert_token
 from amxq.ops.expert_layer import ExpertLayer
+from amxq.ops.expert_weights import weights_of
 from amxq.ops.linear import check_precision
 from amxq.quantization.packed import PackedWeight
 from amxq.runtime.targets import get_target
@@ -51,7 +53,8 @@ def fused_moe(
 
     Args:
         x: [M, H] bf16, fp16 or fp32 on the CPU, any strides; M may be 0.
-        w13: E packed matrices [2I, H], gate before up; H and I are multiples of 8.
+        w13: E packed matrices [2I, H], gate before up; H and I are multiples of 8. Each of the two
+            may be padded to a multiple of 32 rows, as ``amxq.quantization.paired`` does it.
         w2: E packed matrices [H, I]. Its group size, zeros and order are its own.
         topk_weights: [M, topk] bf16, fp16 or fp32.
         topk_ids: [M, topk] int32 or int64; negative ones contribute nothing, and an expert may
@@ -59,7 +62,9 @@ def fused_moe(
         activation: "silu": silu(gate) · up. "gelu": the exact one, by erf; "gelu_tanh": its usual
             approximation; both times up. "swiglu": gate · sigmoid(alpha · gate) · (up + 1), as in
             GPT-OSS.
-        interleaved: rows of w13 are gate 0, up 0, gate 1, up 1, … instead of two halves.
+        interleaved: rows of w13 are gate 0, up 0, gate 1, up 1, … instead of two halves. Such a
+            w13, and one whose I is no multiple of 32, is brought into the order of the kernels at
+            first use, which is remembered while its tensors live and takes their memory again.
         limit: clamp gate to at most limit, and up to ±limit. None: no limit; for "swiglu" 7.
         alpha: of "swiglu", default 1.702.
         apply_router_weight_on_input: multiply x with the weight instead of the result.
@@ -159,27 +164,28 @@ def _cpu(
 ) -> torch.Tensor:
     w13 = PackedWeight(w13_qweight, w13_scales, w13_zeros, w13_perm)
     w2 = PackedWeight(w2_qweight, w2_scales, w2_zeros, w2_perm)
-    sizes = checks.check_sizes(x, w13, w2, topk_weights, topk_ids, expert_map, w13_bias, w2_bias)
+    layer = weights_of(w13, w2, w13_bias, w2_bias, interleaved)
+    known = layer.E, layer.H, layer.inner
+    sizes = checks.check_call(known, x, topk_weights, topk_ids, expert_map)
     act = checks.check_activation(activation, interleaved, limit, alpha)
     check_precision(precision)
-    out = x.new_empty((sizes.M, sizes.H))
-    layer = ExpertLayer(get_target(), sizes, act, x.dtype, precision)
-    if not layer.sort(topk_ids, expert_map):
-        return out.zero_()
-    weights = topk_weights.contiguous()
-    on_input = weights.float() if apply_router_weight_on_input else None
-    on_output = None if apply_router_weight_on_input else weights
+    target, int8 = get_target(), precision == "int8"
     factor = 1.0 if routed_scaling_factor is None else routed_scaling_factor
-    h = layer.first(x, w13, _plain(w13_bias), on_input)
-    layer.second(h, w2, _plain(w2_bias), on_output, factor, out)
+    out = x.new_empty((sizes.M, sizes.H))
+    weights, on_input = topk_weights.contiguous(), apply_router_weight_on_input
+    if sizes.M == 1 and layer.shared_order:
+        owners = expert_token.owners_of(topk_ids, expert_map, sizes)
+        if not owners:
+            return out.zero_()
+        perms = w13_perm, w2_perm
+        expert_token.run(target, layer, owners, act, int8, x, perms, weights, on_input, factor, out)
+        return out
+    call = ExpertLayer(target, sizes, act, x.dtype, int8)
+    if not call.sort(topk_ids, expert_map):
+        return out.zero_()
+    h = call.first(x, layer.w13, w13_perm, weights.float() if on_input else None)
+    call.second(h, layer.w2, w2_perm, None if on_input else weights, factor, out)
     return out
-
-
-def _plain(bias: torch.Tensor | None) -> torch.Tensor | None:
-    """A bias as kernels take it: fp32 sums are what it is added to."""
-    if bias is None:
-        return None
-    return (bias.float() if bias.dtype is torch.float64 else bias).contiguous()
 
 
 def _fake(
@@ -226,7 +232,8 @@ def _fake(
     check_precision(precision)
     w13 = PackedWeight(w13_qweight, w13_scales, w13_zeros, w13_perm)
     w2 = PackedWeight(w2_qweight, w2_scales, w2_zeros, w2_perm)
-    checks.check_sizes(x, w13, w2, topk_weights, topk_ids, expert_map, w13_bias, w2_bias)
+    known = checks.check_weights(w13, w2, w13_bias, w2_bias, interleaved)
+    checks.check_call(known, x, topk_weights, topk_ids, expert_map)
     return x.new_empty(x.shape)
 
 

@@ -8,7 +8,7 @@ from amxq.quantization.base import LayerMethod, QuantizationConfig
 from amxq.quantization.checkpoint import Checkpoint, load_layer
 from amxq.quantization.compressed_tensors import CompressedTensorsConfig
 from amxq.quantization.detect import load_quantization_config
-from amxq.quantization.experts import stack_experts
+from amxq.quantization.experts import paired, stack_experts
 from amxq.quantization.gptq import GPTQConfig
 from amxq.quantization.packed import PackedWeight
 from amxq.quantization.packed_checkpoint import PackedCheckpoint, pack_checkpoint
@@ -33,5 +33,6 @@ __all__ = [
     "load_quantization_config",
     "pack",
     "pack_checkpoint",
+    "paired",
     "stack_experts",
 ]

@@ -101,7 +101,8 @@ def stack_experts(weights: Iterable[PackedWeight], count: int) -> PackedWeight:
     and of one weight.
 
     Args:
-        weights: ``count`` linear weights of one shape, group size, dtype of scales and order.
+        weights: ``count`` linear weights of one shape, group size and dtype of scales. Where their
+            orders of input features differ, perm is [E, K].
         count: E.
 
     Raises:
@@ -109,16 +110,18 @@ def stack_experts(weights: Iterable[PackedWeight], count: int) -> PackedWeight:
     """
     result: PackedWeight | None = None
     zeros = symmetric = None
+    orders: list[torch.Tensor | None] = []
     number = 0
     for number, w in enumerate(weights, 1):
         if result is None:
             qweight, scales = (
                 memory.empty((count, *t.shape), t.dtype) for t in (w.qweight, w.scales)
             )
-            result = PackedWeight(qweight, scales, None, w.perm)
+            result = PackedWeight(qweight, scales, None, None)
             zeros = torch.empty((count, *w.scales.shape), dtype=torch.uint8)
             symmetric = True
         _check_alike(result, w, number, count)
+        orders.append(w.perm)
         result.qweight[number - 1] = w.qweight
         result.scales[number - 1] = w.scales
         assert zeros is not None
@@ -126,20 +129,28 @@ def stack_experts(weights: Iterable[PackedWeight], count: int) -> PackedWeight:
         symmetric = symmetric and w.zeros is None
     if result is None or number != count:
         raise ShapeError(f"{number} experts were given; expected {count}")
-    return result._replace(zeros=None if symmetric else zeros)
+    perm = _stacked_order(orders, 8 * result.qweight.shape[-3])
+    return result._replace(zeros=None if symmetric else zeros, perm=perm)
+
+
+def _stacked_order(orders: list[torch.Tensor | None], K: int) -> torch.Tensor | None:
+    """None, [K] where all are the same, or [E, K]."""
+    if all(order is None for order in orders):
+        return None
+    natural = torch.arange(K, dtype=torch.int32)
+    first, *rest = found = [natural if order is None else order for order in orders]
+    if all(torch.equal(first, order) for order in rest):
+        return first
+    if len({len(order) for order in found}) > 1:
+        raise ShapeError(
+            f"experts have {sorted({len(order) for order in found})} input features; expected one K"
+        )
+    return torch.stack(found)
 
 
 def _check_alike(stack: PackedWeight, w: PackedWeight, number: int, count: int) -> None:
     if number > count:
         raise ShapeError(f"more than {count} experts were given")
-    same_order = (stack.perm is None) == (w.perm is None)
-    if same_order and stack.perm is not None and w.perm is not None:
-        same_order = torch.equal(stack.perm, w.perm)
-    if not same_order:
-        raise ShapeError(
-            f"expert {number - 1} has an order of its input features (act order) other than expert "
-            f"0's; stacked experts share one"
-        )
     mine = w.qweight.shape, w.scales.shape, w.scales.dtype
     if mine != (stack.qweight.shape[1:], stack.scales.shape[1:], stack.scales.dtype):
         raise ShapeError(
@@ -180,6 +191,51 @@ def concatenate(first: PackedWeight, second: PackedWeight) -> PackedWeight:
         joined,
         first.perm,
     )
+
+
+def is_paired(w13: PackedWeight) -> bool:
+    """Whether gate and up are whole panels each."""
+    return w13.out_features % (2 * PANEL) == 0
+
+
+def paired(w13: PackedWeight, interleaved: bool) -> PackedWeight:
+    """w13 [E, 2I, H] with gate above up, each padded to whole panels: [E, 2 · ceil32(I), H].
+
+    This is what the kernels take: a panel of gate beside a panel of up. Rows are moved expert by
+    expert; a w13 that is so already is returned as it is.
+
+    Args:
+        interleaved: rows are gate 0, up 0, gate 1, up 1, … instead of two halves.
+    """
+    if not interleaved and is_paired(w13):
+        return w13
+    count = w13.num_experts
+    assert count is not None
+    return stack_experts((_paired_one(w13, e, interleaved) for e in range(count)), count)
+
+
+def pair_rows(rows: torch.Tensor, interleaved: bool) -> torch.Tensor:
+    """[2I, ...] with gate above up, each padded with zeros to whole panels."""
+    gate, up = (rows[::2], rows[1::2]) if interleaved else rows.chunk(2)
+    missing = -len(gate) % PANEL
+    pad = rows.new_zeros((missing, *rows.shape[1:]))
+    return torch.cat((gate, pad, up, pad))
+
+
+def _paired_one(w13: PackedWeight, expert: int, interleaved: bool) -> PackedWeight:
+    w = PackedWeight(*(None if t is None else t[expert] for t in w13[:3]))  # type: ignore[arg-type]
+    perm = w13.perm if w13.perm is None or w13.perm.dim() == 1 else w13.perm[expert]
+    q, scales = unpack_integers(w), group_rows(w.scales).T
+    points = None if w.zeros is None else pair_rows(group_rows(w.zeros).T, interleaved)
+    packed = pack(
+        pair_rows(q, interleaved),
+        pair_rows(scales, interleaved),
+        points,
+        format="plain",
+        group_size=w.group_size,
+        allow_nonfinite=True,
+    )
+    return packed._replace(perm=perm)
 
 
 def _repacked(

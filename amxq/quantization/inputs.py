@@ -167,14 +167,23 @@ def _other_format(qweight: torch.Tensor, scales: torch.Tensor) -> str | None:
     return {N: "gptq", -(-N // 8): "awq"}.get(qweight.shape[-1])
 
 
+def orders_differ(qweight: torch.Tensor, g_idx: torch.Tensor | None) -> bool:
+    """Whether stacked experts [E, ..] have each a g_idx of their own, and not all the same."""
+    if not isinstance(qweight, torch.Tensor) or not isinstance(g_idx, torch.Tensor):
+        return False
+    if qweight.dim() != 3 or g_idx.dim() != 2 or len(g_idx) != len(qweight):
+        return False
+    return bool((g_idx != g_idx[:1]).any())
+
+
 def _one_g_idx(g_idx: torch.Tensor, lead: torch.Size, K: int, G: int) -> torch.Tensor:
     """g_idx, [K] or [E, K], as int64 [K], every value in 0..G-1."""
     if lead and g_idx.shape[:-1] == lead:
         if not bool((g_idx == g_idx[:1]).all()):
             expert = int((g_idx != g_idx[:1]).any(dim=1).nonzero()[0])
             raise LayoutError(
-                f"g_idx of expert {expert} differs from that of expert 0; stacked experts share "
-                f"one order of the input features; pack experts with their own act order one by one"
+                f"g_idx of expert {expert} differs from that of expert 0; pack such experts with "
+                f"amxq.pack, or one by one"
             )
         g_idx = g_idx[0]
     if g_idx.shape != (K,):

@@ -15,7 +15,8 @@ With P = ceil(N / 32) panels, K8 = ceil(K / 8) blocks of eight k, and G groups:
 ``zeros`` uint8 [N, G] ([E, N, G]) in the order of the scales, or None: 8 everywhere.
 ``perm`` int32 [K] or None
     Packed row k multiplies ``x[..., perm[k]]``. Given for act order, and as the identity when
-    K is not a multiple of 8, so that K is always exact.
+    K is not a multiple of 8, so that K is always exact. Stacked experts may each have an order
+    of their own: [E, K].
 
 Every group has the same size, 8·K8 / G, and W[n, k] = (q - z) · s, computed in fp32.
 """
@@ -49,7 +50,7 @@ class PackedWeight(NamedTuple):
     def in_features(self) -> int:
         """K, exact also when it is not a multiple of 8."""
         if self.perm is not None:
-            return self.perm.numel()
+            return self.perm.shape[-1]
         return BLOCK * self.qweight.shape[-3]
 
     @property
@@ -133,7 +134,7 @@ class PackedWeight(NamedTuple):
             )
         if self.perm is not None:
             p = self.perm.shape
-            if len(p) != 1 or not rows - BLOCK < p[0] <= rows:
+            if p[:-1] not in ((), q[:-4]) or not p or not rows - BLOCK < p[-1] <= rows:
                 raise ShapeError(
                     f"perm has shape {list(p)}; expected [K] with {rows - BLOCK} < K <= {rows}, "
                     f"as qweight {list(q)} holds {blocks} blocks of {BLOCK} rows; {_ADVICE}"
@@ -156,14 +157,15 @@ def _check_tensor(name: str, tensor: object, dtypes: tuple[torch.dtype, ...]) ->
 
 
 def _check_permutation(perm: torch.Tensor) -> None:
-    count = perm.numel()
+    count = perm.shape[-1]
     low, high = int(perm.min()), int(perm.max())
     if low < 0 or high >= count:
         raise LayoutError(
             f"perm holds {low if low < 0 else high}; expected input features 0..{count - 1}; "
             f"{_ADVICE}"
         )
-    if int(torch.bincount(perm, minlength=count).max()) > 1:
+    ordered = perm.sort(-1).values
+    if bool((ordered != torch.arange(count, dtype=perm.dtype)).any()):
         raise LayoutError(
             f"perm names an input feature twice; expected a permutation of 0..{count - 1}; "
             f"{_ADVICE}"

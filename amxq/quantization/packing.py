@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -50,8 +50,9 @@ def pack(
             wrongly labelled files are recognised where a whole checkpoint is read.
         group_size: rows of k that share a scale: a multiple of 8, or -1 for one group of K.
             None: what ``g_idx`` says, or K / G. The last group may be short.
-        g_idx: int32 or int64 [K] (experts: [E, K], the same for all): each input feature's
-            group. Not i // group_size means act order; the weights are then sorted by group.
+        g_idx: int32 or int64 [K] (experts: or [E, K]): each input feature's group. Not
+            i // group_size means act order; the weights are then sorted by group. Where experts
+            differ, perm is [E, K].
         allow_nonfinite: take scales that are NaN or infinite, and give what they give.
 
     Returns:
@@ -66,6 +67,15 @@ def pack(
             allowed; a g_idx
             whose groups have unequal sizes; an unknown format.
     """
+    if inputs.orders_differ(qweight, g_idx):
+        from amxq.quantization.experts import stack_experts  # which uses this module
+
+        rest = [[None] * len(qweight) if t is None else t for t in (zeros, g_idx)]
+        each = zip(qweight, scales, *rest, strict=True)
+        options: dict[str, Any] = {"format": format, "group_size": group_size}
+        options["allow_nonfinite"] = allow_nonfinite
+        experts = (pack(q, s, z, g_idx=g, **options) for q, s, z, g in each)
+        return stack_experts(experts, len(qweight))
     given = inputs.validate(qweight, scales, zeros, format, group_size, g_idx, allow_nonfinite)
     return pack_all([given])[0]
 
@@ -115,8 +125,7 @@ def dequantize(w: PackedWeight) -> torch.Tensor:
     if w.perm is None:
         return rows.contiguous()
     out = torch.empty_like(rows, memory_format=torch.contiguous_format)
-    out[..., w.perm.long()] = rows
-    return out
+    return out.scatter_(-1, w.perm.long().unsqueeze(-2).expand_as(rows), rows)
 
 
 def unpack_integers(w: PackedWeight) -> torch.Tensor:

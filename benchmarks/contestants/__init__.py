@@ -58,7 +58,17 @@ NAMES = (
     "zentorch.int8",
 )
 
-EXPERTS = ("amxq", "amxq_int8", "torch_loop", "torch_grouped", "llamacpp.q4_0", "llamacpp.q4_k")
+
+EXPERTS = (
+    "amxq",
+    "amxq_int8",
+    "torch_loop",
+    "torch_grouped",
+    "llamacpp.q4_0",
+    "llamacpp.q4_k",
+    "vllm",
+    "zentorch",
+)
 
 
 def load(name: str, kind: str = "linear") -> Any:

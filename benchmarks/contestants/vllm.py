@@ -26,7 +26,9 @@ def unavailable() -> str:
     return without("vllm")
 
 
-def _operators() -> object:
+@functools.cache
+def operators() -> object:
+    """The wheel's operators, loaded."""
     found = importlib.util.find_spec("vllm")
     assert found is not None and found.origin is not None
     torch.ops.load_library(Path(found.origin).parent / "_C.abi3.so")
@@ -45,24 +47,34 @@ def _awq(values: Array) -> torch.Tensor:
     return _words(values.reshape(*values.shape[:-1], -1, 8)[..., _AWQ].reshape(values.shape))
 
 
+def _scales(scales: Array) -> torch.Tensor:
+    return torch.from_numpy(scales).bfloat16().t().contiguous()
+
+
+def packed_int8(q: Array, scales: Array, zeros: Array) -> tuple[torch.Tensor, ...]:
+    """(weight, zeros, scales) of a matrix [n, k] as SGLang's W4A8 takes them."""
+    packed: tuple[torch.Tensor, ...] = operators().convert_weight_packed_scale_zp(  # type: ignore[attr-defined]
+        _awq(q.T), _awq(zeros.T), _scales(scales), 0
+    )
+    return packed
+
+
 def pack(problem: Linear, int8: bool) -> Packed:
-    operators = _operators()
-    scales = torch.from_numpy(problem.scales).bfloat16().t().contiguous()
+    known = operators()
     if int8:
-        packed = operators.convert_weight_packed_scale_zp(  # type: ignore[attr-defined]
-            _awq(problem.q.T), _awq(problem.zeros.T), scales, 0
-        )
-        call = functools.partial(_int8, operators, *packed)
+        packed = packed_int8(problem.q, problem.scales, problem.zeros)
+        call = functools.partial(_int8, known, *packed)
         return call, sum(t.numel() * t.element_size() for t in packed)
+    scales = _scales(problem.scales)
     words = _words(problem.q.T)
     words = words.view(problem.k, -1, 2).transpose(0, 1).reshape(-1, problem.k * 2).contiguous()
     zeros = None if problem.symmetric else _words(problem.zeros.T)
     size = sum(4 * t.numel() for t in (words, zeros) if t is not None) + 2 * scales.numel()
-    return functools.partial(_bf16, operators, words, scales, zeros, problem.n), size
+    return functools.partial(_bf16, known, words, scales, zeros, problem.n), size
 
 
 def _bf16(
-    operators: object,
+    known: object,
     words: torch.Tensor,
     scales: torch.Tensor,
     zeros: torch.Tensor | None,
@@ -71,14 +83,14 @@ def _bf16(
 ) -> torch.Tensor:
     y = x.new_empty(len(x), n)
     kind = "amx" if torch.cpu._is_amx_tile_supported() else "vec"
-    operators.cpu_gemm_wna16(x, words, y, scales, zeros, None, 8, kind)  # type: ignore[attr-defined]
+    known.cpu_gemm_wna16(x, words, y, scales, zeros, None, 8, kind)  # type: ignore[attr-defined]
     return y
 
 
 def _int8(
-    operators: object, weight: object, zeros: object, scales: object, x: torch.Tensor
+    known: object, weight: object, zeros: object, scales: object, x: torch.Tensor
 ) -> torch.Tensor:
-    y: torch.Tensor = operators.int4_scaled_mm_cpu(  # type: ignore[attr-defined]
+    y: torch.Tensor = known.int4_scaled_mm_cpu(  # type: ignore[attr-defined]
         x, weight, zeros, scales, None
     )
     return y

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,10 @@ from hypothesis import strategies as st
 from moe_reference import Case, Experts, case, experts
 
 import amxq
+from amxq.errors import LayoutError, ShapeError
+from amxq.ops.expert_bound import BoundExperts
 from amxq.ops.expert_schedule import MOST_ROWS, row_blocks
+from amxq.quantization.experts import is_paired, paired
 
 E, H, I = 6, 64, 96  # noqa: E741
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -146,6 +150,47 @@ def test_act_order(layer: tuple[Experts, Experts]) -> None:
     assert (got - want).norm() <= 5e-3 * want.norm()
 
 
+def test_an_act_order_of_each_expert(layer: tuple[Experts, Experts]) -> None:
+    """One row, few and many, with and without their products in parts."""
+    rng = np.random.default_rng(13)
+    orders = [torch.from_numpy(np.stack([rng.permutation(K) for _ in range(E)])) for K in (H, I)]
+    w13, w2 = (w.packed._replace(perm=p.int()) for w, p in zip(layer, orders, strict=True))
+    for M, topk, dtype in ((1, 3, BF16), (2, 2, F16), (20, 1, BF16)):
+        example = case(rng, *layer, M, topk, dtype)
+        if topk == 1:
+            example.ids[:] = 4
+        want = _dequantised(example, example.x, w13, w2)
+        got = example.call(w13=w13, w2=w2).double()
+        assert (got - want).norm() <= 5e-3 * want.norm()
+    with pytest.raises(LayoutError, match="no permutation"):
+        example.call(w13=w13._replace(perm=w13.perm + H))  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_gate_and_up_in_whole_panels(interleaved: bool) -> None:
+    """Rows of w13 that amxq brings into order itself, and ones that are in order already."""
+    rng = np.random.default_rng(14)
+    w13, w2 = experts(rng, 3, 2 * 40, 48, 16, symmetric=False), experts(rng, 3, 48, 40, -1)
+    biases = {"w13_bias": torch.randn(3, 80), "w2_bias": torch.randn(3, 48)}
+    example = case(rng, w13, w2, 3, 2, interleaved=interleaved, **biases)
+    got = example.call()
+    example.check(got)
+    assert torch.equal(example.call(), got)
+    padded = paired(w13.packed, interleaved)
+    assert padded.out_features == 128 and is_paired(padded)
+    if interleaved:
+        bias = biases["w13_bias"]
+        biases["w13_bias"] = torch.cat((bias[:, ::2], bias[:, 1::2]), 1)
+        with pytest.raises(ShapeError, match="w2 is"):
+            example.call(w13=padded)
+    assert torch.equal(example.call(w13=padded, interleaved=False, **biases), got)
+    # a weight that is written to is brought into order again
+    w13.packed.scales.mul_(2)
+    for w in w13.matrices:
+        w.scale = w.scale * 2
+    example.check(example.call())
+
+
 def _dequantised(
     example: Case, x: torch.Tensor, w13: amxq.PackedWeight, w2: amxq.PackedWeight
 ) -> torch.Tensor:
@@ -234,3 +279,24 @@ def test_int8(on: str, M: int, dtype: torch.dtype, symmetric: bool) -> None:
     assert np.linalg.norm(got - want) <= 0.035 * np.linalg.norm(want)
     torch.set_num_threads(3)
     assert np.array_equal(example.call(precision="int8").double().numpy(), got)
+
+
+def test_bound(layer: tuple[Experts, Experts]) -> None:
+    """Of fixed weights: the same results, and the errors of the operator."""
+    example = case(np.random.default_rng(15), *layer, 1, 3)
+    bound = BoundExperts(layer[0].packed, layer[1].packed)
+    x, weights, ids = example.x, example.weights, example.ids
+    assert torch.equal(bound(x, weights, ids), example.call())
+    assert torch.equal(bound(x, weights[:, :2], ids[:, :2].int()), _first(example, 2).call())
+    assert not bound(x, weights, -torch.ones_like(ids)).any()
+    several = case(np.random.default_rng(16), *layer, 4, 2)
+    assert torch.equal(bound(several.x, several.weights, several.ids), several.call())
+    with pytest.raises(ShapeError, match=r"topk_ids\[0, 1\] is 6"):
+        bound(x, weights, torch.tensor([[0, E, 1]]))
+    with pytest.raises(ShapeError, match="x has shape"):
+        bound(x[:, :8], weights, ids)
+
+
+def _first(example: Case, count: int) -> Case:
+    """The same call with fewer experts of each token."""
+    return replace(example, weights=example.weights[:, :count], ids=example.ids[:, :count])

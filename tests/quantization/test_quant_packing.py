@@ -145,14 +145,24 @@ def test_act_order_is_sorted_stably() -> None:
     assert np.array_equal(w.perm.numpy(), np.argsort(weight.groups, kind="stable"))
 
 
-def test_experts_share_one_act_order() -> None:
+def test_experts_with_one_act_order_and_with_their_own() -> None:
     q = torch.randint(0, 16, (2, 8, 32), dtype=torch.uint8)
     s = torch.ones(2, 8, 2)
     g_idx = (torch.arange(32) // 16).flip(0)
     w = pack(q, s, format="plain", g_idx=g_idx.expand(2, 32))
+    assert w.perm is not None and w.perm.shape == (32,)
     assert torch.equal(dequantize(w), q.float() - 8)
-    with pytest.raises(LayoutError, match="expert 1 differs"):
-        pack(q, s, format="plain", g_idx=torch.stack((g_idx, g_idx.flip(0))))
+    own = torch.stack((g_idx, torch.arange(32) // 8 % 2))
+    scales, zeros = torch.rand(2, 8, 2), torch.randint(0, 16, (2, 8, 2), dtype=torch.uint8)
+    w = pack(q, scales, zeros, format="plain", g_idx=own)
+    assert w.perm is not None and w.perm.shape == (2, 32) and w.in_features == 32
+    columns = own[:, None].expand(2, 8, 32)
+    exact = (q.float() - zeros.gather(2, columns)) * scales.gather(2, columns)
+    assert torch.equal(dequantize(w), exact)
+    with pytest.raises(LayoutError, match="twice"):
+        w._replace(perm=torch.stack((w.perm[0], w.perm[0] // 2))).check()
+    with pytest.raises(ShapeError, match="perm has shape"):
+        w._replace(perm=w.perm[:1]).check()
 
 
 def test_strided_inputs_are_taken() -> None:
