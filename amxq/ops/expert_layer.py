@@ -74,13 +74,14 @@ class ExpertLayer:
         self.target, self.sizes, self.act, self.int8 = target, sizes, act, int8
         self.splits = 1 if int8 else split_count(dtype)
 
-    def sort(self, topk_ids: torch.Tensor, expert_map: torch.Tensor | None) -> int:
-        """Sort the assignments by expert; returns how many contribute.
+    def sort(self, topk_ids: torch.Tensor, expert_map: torch.Tensor | None, zeros: bool) -> int:
+        """Sort the assignments by expert; returns how many contribute. ``zeros``: whether a weight
+        has zero points.
 
         Raises:
             ShapeError: an id is not an expert's.
         """
-        sizes, cut = self.sizes, kernels.row_blocks(self.target)
+        sizes, cut = self.sizes, kernels.row_blocks(self.target, zeros)
         ids = topk_ids.contiguous()
         count, classes = ids.numel(), len(cut.sizes)
         # beyond int32 an entry would wrap to an expert: E is as wrong, and told as the entry it is
@@ -95,7 +96,7 @@ class ExpertLayer:
         args = [t.data_ptr() for t in (ids, mapped) if t is not None]
         args += (cut.class_of.data_ptr(), cut.sizes_tensor.data_ptr(), found, next_row, *rest)
         args += (count, sizes.ids, sizes.E, sizes.topk, kernels.MOST_ROWS)
-        kernel = kernels.sort_by_expert(self.target, ids.dtype, mapped is not None)
+        kernel = kernels.sort_by_expert(self.target, ids.dtype, mapped is not None, classes)
         kernel.launch((1, 1, 1), args)
         wrong, total, *blocks = self._arrays[: 2 + classes].tolist()
         if wrong:

@@ -16,8 +16,11 @@ from amxq.ops import schedule
 from amxq.runtime.compiler import Launchable
 from amxq.runtime.jit import pointers
 
-MOST_ROWS = 256
+MOST_ROWS = 1024
 """Experts with more rows are cut into blocks like experts with this many."""
+AMX_CYCLES = {1: 226, 2: 226, 4: 226, 8: 226, 16: 226, 32: 282, 48: 414, 64: 547, 128: 1024}
+"""Of a block with so many rows, 128 k and 32 columns: what its busiest unit takes (amxq explain,
+Emerald Rapids). Up to 16 rows that is dequantising."""
 GATHER_ROWS = 8
 """Larger blocks have their rows gathered before, once, instead of by each panel's program: those
 of 32 and 48 rows took 39 to 55 % more time (Emerald Rapids, 2026-12-01), small ones none."""
@@ -44,15 +47,20 @@ class RowBlocks:
 
 
 @functools.cache
-def row_blocks(target: str) -> RowBlocks:
-    """The classes of a target.
+def row_blocks(target: str, zeros: bool) -> RowBlocks:
+    """The classes of a target, for weights with zero points or without.
 
     Vector targets pay for every row of a block, so blocks have at most 8 rows, as full as possible.
     On AMX dequantising outweighs some rows of padding: few sizes, and few blocks for each expert.
     """
-    sizes = (1, 2, 4, 8, 16, 32, 48, 64) if target == "amx" else tuple(range(1, 9))
+    amx = target == "amx"
+    sizes = tuple(AMX_CYCLES) if amx else tuple(range(1, 9))
+    if zeros and amx:
+        sizes = sizes[:-1]  # as for linears, it would take more than a second to compile
 
     def size_of(rows: int) -> int:
+        if amx:
+            return min(sizes, key=lambda size: (-(-rows // size) * AMX_CYCLES[size], size))
         evenly = -(-rows // -(-rows // sizes[-1]))
         return next(size for size in sizes if size >= evenly)
 
@@ -94,13 +102,13 @@ class Matrix(NamedTuple):
 
 
 @functools.cache
-def sort_by_expert(target: str, ids: torch.dtype, mapped: bool) -> Launchable:
+def sort_by_expert(target: str, ids: torch.dtype, mapped: bool, classes: int) -> Launchable:
     """The kernel that sorts assignments; launch each with the arguments in its order."""
     from amxq_kernels.fused_moe import sort_by_expert as kernel
 
     table = pointers()
     types: dict[str, Type] = {"ids": table[ids]}
-    constants: dict[str, Any] = {"CLASSES": len(row_blocks(target).sizes)}
+    constants: dict[str, Any] = {"CLASSES": classes}
     _optional(types, constants, expert_map=torch.int32 if mapped else None)
     for name in ("classes", "sizes", "found", "next_row", "blocks", "slots"):
         types[name] = table[torch.int32]

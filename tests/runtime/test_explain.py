@@ -17,6 +17,7 @@ from amxq import cli
 from amxq.codegen import ports
 from amxq.codegen.assembly import Instruction, read_loops
 from amxq.errors import ArgumentError
+from amxq.ops import expert_schedule
 from amxq.ops.schedule import plan
 from amxq.runtime.explain import LoopReport
 from amxq.runtime.targets import TARGETS
@@ -311,3 +312,16 @@ def test_instructions_for_a_thousand_multiply_adds(
     loop = amxq.explain(linear(8, target, precision)).main_loop
     assert loop is not None
     assert 1000 * loop.instructions / loop.multiply_adds < limit
+
+
+@pytest.mark.parametrize(("rows", "precision"), [(32, "bf16"), (64, "int8")])
+def test_experts_have_the_occupancy_of_the_linear(rows: int, precision: str) -> None:
+    """At the same rows per expert as of a linear."""
+    matrix = expert_schedule.Matrix(BF16, False, None, None, precision == "int8", 128)
+    own = expert_schedule.gate_up("amx", matrix, False, "silu", False, 1, rows)
+    found, alone = amxq.explain(own), amxq.explain(linear(rows, "amx", precision)).main_loop
+    loop = found.main_loop
+    assert loop is not None and alone is not None and loop.multiplier == "tile dot"
+    assert loop.occupancy >= alone.occupancy - 0.01 and loop.vector_spills == 0
+    assert loop.instructions / loop.multiply_adds < 1.02 * alone.instructions / alone.multiply_adds
+    assert found.outside["ldtilecfg"] == 1
