@@ -21,6 +21,7 @@ from amxq.quantization.experts import (
     stack_experts,
 )
 from amxq.quantization.packed import PackedWeight
+from amxq.quantization.packed_checkpoint import PackedCheckpoint
 
 
 def replace_experts(
@@ -73,7 +74,12 @@ def _loaded(
         whole = [checkpoint.load_layer(s) for s in sources if isinstance(s, str)]
         if whole:
             return whole[0] if len(whole) == 1 else concatenate(*whole)
-        order = [layer for parts in zip(*sources, strict=True) for layer in parts]
+        experts = list(zip(*sources, strict=True))
+        if isinstance(checkpoint, PackedCheckpoint):
+            mapped = checkpoint.load_stack(experts)
+            if mapped is not None:
+                return mapped
+        order = [layer for parts in experts for layer in parts]
         loaded = (packed for _, packed in checkpoint.load_layers(order))
         if len(which) == 2:
             loaded = (concatenate(gate, up) for gate, up in zip(loaded, loaded))

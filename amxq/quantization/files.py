@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -85,6 +85,20 @@ class TensorFiles:
         """The bytes that a tensor takes in its file."""
         entry = self._find(name)[1]
         return entry.end - entry.begin
+
+    def read_joined(self, names: Sequence[str]) -> torch.Tensor | None:
+        """Tensors of one shape that follow each other in a file as one, with a leading dimension
+        for their number; None if they do not lie so. Raises as :meth:`read`."""
+        found = [self._find(name) for name in names]
+        file, first = found[0]
+        size, end = first.end - first.begin, first.end
+        for other, entry in found[1:]:
+            alike = (entry.dtype, entry.shape) == (first.dtype, first.shape)
+            if other is not file or not alike or entry.begin != end:
+                return None
+            end += size
+        shape = (len(names), *first.shape)
+        return file.read(names[0], Entry(first.dtype, shape, first.begin, end))
 
     def read(self, name: str) -> torch.Tensor:
         """The tensor, mapped from its file, in its stored dtype.

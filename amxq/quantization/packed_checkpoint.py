@@ -15,7 +15,7 @@ import os
 import shutil
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,9 @@ from amxq.quantization import fields
 from amxq.quantization.base import LayerMethod, QuantizationConfig, check_bits
 from amxq.quantization.checkpoint import Checkpoint
 from amxq.quantization.detect import folder_path, from_block, read_block, read_json
+from amxq.quantization.experts import expert_part, group_experts
 from amxq.quantization.files import File, TensorFiles, is_plain_name
-from amxq.quantization.packed import PackedWeight
+from amxq.quantization.packed import PANEL, PackedWeight
 from amxq.quantization.scheme import LayerScheme
 from amxq.quantization.stored import Parts, StoredLayer
 from amxq.quantization.tensor_file import Entry, MappedFile, write_file
@@ -179,6 +180,36 @@ class PackedCheckpoint(Checkpoint):
             raise CheckpointError(f"layer {prefix!r} is damaged ({error}); {_AGAIN}") from None
         return packed
 
+    def load_stack(self, experts: Sequence[Sequence[str]]) -> PackedWeight | None:
+        """Layers of experts as one stack [E, N, K], mapped: of each expert one, or several whose
+        rows lie one above the other. None where the files hold them in another way.
+
+        Raises as :meth:`load_layer`.
+        """
+        names = [name for layers in experts for name in layers]
+        count, each = len(experts), len(experts[0])
+        rows = self.stored(names[0]).out_features
+        if each > 1 and rows % PANEL:
+            return None
+        parts: list[torch.Tensor | None] = []
+        for part in (_PARTS.weight, _PARTS.scales, _PARTS.zeros):
+            held = [f"{name}.{part}" for name in names if f"{name}.{part}" in self.files]
+            if not held:
+                parts.append(None)
+                continue
+            joined = self.files.read_joined(held) if len(held) == len(names) else None
+            if joined is None:
+                return None
+            parts.append(joined.view(count, each * joined.shape[1], *joined.shape[2:]))
+        if any(f"{name}.{_PARTS.g_idx}" in self.files for name in names):
+            return None  # orders have to be compared
+        weight, scales, zeros = parts
+        assert weight is not None and scales is not None
+        try:
+            return PackedWeight(weight, scales, zeros).check()
+        except AmxqError as error:
+            raise CheckpointError(f"layer {names[0]!r} is damaged ({error}); {_AGAIN}") from None
+
     def load_layers(self, prefixes: Iterable[str]) -> Iterator[tuple[str, PackedWeight]]:
         """Many layers with their names, mapped. Raises as :meth:`load_layer`."""
         return ((prefix, self.load_layer(prefix)) for prefix in prefixes)
@@ -267,9 +298,9 @@ def _write(
         shard.clear()
 
     size = 0
-    for name, tensor in _tensors(source, on_layer):
-        shard[name] = tensor
-        size += tensor.numel() * tensor.element_size()
+    for tensors in _tensors(source, on_layer):
+        shard.update(tensors)
+        size += sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
         if size >= shard_bytes:
             flush()
             size = 0
@@ -301,16 +332,42 @@ def _write(
 
 def _tensors(
     source: Checkpoint, on_layer: Callable[[str], None] | None
-) -> Iterator[tuple[str, torch.Tensor]]:
-    """All tensors of the packed form, one layer at a time."""
-    for prefix, packed in source.load_layers(source.quantized_layers()):
-        for part, tensor in zip(_PARTS[:4], packed, strict=True):
-            if tensor is not None:
-                yield f"{prefix}.{part}", tensor
-        if on_layer is not None:
-            on_layer(prefix)
+) -> Iterator[dict[str, torch.Tensor]]:
+    """All tensors of the packed form, together those that belong into one file."""
+    for layers in _together(source.quantized_layers()):
+        tensors = {}
+        for prefix, packed in source.load_layers(layers):
+            for part, tensor in zip(_PARTS[:4], packed, strict=True):
+                if tensor is not None:
+                    tensors[f"{prefix}.{part}"] = tensor
+            if on_layer is not None:
+                on_layer(prefix)
+        yield tensors
     for name in source.plain_tensors():
-        yield name, source.read(name)
+        yield {name: source.read(name)}
+
+
+def _together(layers: Iterable[str]) -> Iterator[list[str]]:
+    """All layers, those of a module's experts together, in the order of its stacks: gate 0, up 0,
+    gate 1, … and down 0, down 1, …, so that a stack can be mapped."""
+    layers = list(layers)
+    modules = group_experts(layers)
+    done: set[str] = set()
+    for layer in layers:
+        part = expert_part(layer)
+        group = modules[part[0]] if part is not None else None
+        if group is None or group.stacked:
+            yield [layer]
+        elif group.prefix not in done:
+            done.add(group.prefix)
+            single, stacks = group.single, (("gate_up",), ("gate", "up"), ("down",))
+            yield [
+                single[part][expert]
+                for stack in stacks
+                for expert in sorted({e for part in stack for e in single.get(part, ())})
+                for part in stack
+                if expert in single.get(part, ())
+            ]
 
 
 def _layer(name: str, entry: dict[str, Any], quantization: QuantizationConfig) -> StoredLayer:

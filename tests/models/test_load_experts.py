@@ -18,6 +18,8 @@ from synthetic import write_tokenizer
 import amxq
 from amxq.errors import CheckpointError
 from amxq.integrations.experts import Int4Experts
+from amxq.quantization import pack_checkpoint
+from amxq.quantization.experts import concatenate, stack_experts
 
 FIXTURES = ("tiny-qwen3moe-ar-g128-sym", "tiny-mixtral-ar-g128-asym", "tiny-qwen2moe-awq-g32-asym")
 
@@ -219,3 +221,22 @@ def test_unknown_activation_is_refused(tmp_path: Path) -> None:
     (tmp_path / "m" / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match="activation"):
         amxq.load_model(tmp_path / "m")
+
+
+def test_a_packed_checkpoint_holds_stacks(tmp_path: Path) -> None:
+    """As one mapping each, of the values that single experts are stacked to."""
+    write_family(tmp_path / "source", "olmoe")
+    checkpoint = pack_checkpoint(tmp_path / "source", tmp_path / "packed")
+    stem = "model.layers.1.mlp.experts"
+    for parts in (("gate_proj", "up_proj"), ("down_proj",)):
+        names = [[f"{stem}.{expert}.{part}" for part in parts] for expert in range(4)]
+        stack = checkpoint.load_stack(names)
+        assert stack is not None and stack.zeros is None
+        singles = [[checkpoint.load_layer(name) for name in expert] for expert in names]
+        joined = [concatenate(*e) if len(e) == 2 else e[0] for e in singles]
+        for mine, theirs in zip(stack[:2], stack_experts(joined, 4)[:2], strict=True):
+            assert isinstance(mine, torch.Tensor) and torch.equal(mine, theirs)
+        assert checkpoint.load_stack(names[::-1]) is None
+    source, packed = (amxq.load_model(tmp_path / name)[0] for name in ("source", "packed"))
+    ids = torch.arange(5)[None]
+    assert np.array_equal(logits(source, ids), logits(packed, ids))
