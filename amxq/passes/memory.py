@@ -259,7 +259,8 @@ class _Block:
         numbers = b.value(ops.Constant, VectorType(lanes, I32), value=tuple(range(lanes)))
         left = b.sub(self.bounds[-1], first)
         cols = self._compare("lt", numbers, self._clamped(left, lanes), lanes)
-        if b.known(self.offsets[-1]) is None:  # may start left of the array
+        corner = b.known(self.offsets[-1])
+        if corner is None or corner < 0:  # may start left of the array
             before = b.sub(b.i64(0), first)
             more = self._compare("ge", numbers, self._clamped(before, lanes), lanes)
             cols = b.binary("and", cols, more)

@@ -31,7 +31,14 @@ def shifts_by_many(x, y, N: tl.constexpr):
     tl.store(y + at, (value << at * 9) ^ (value >> at * 7))
 
 
-KERNELS = [maximum_of_halves, shifts_by_many]
+@amxq.jit
+def left_of_the_array(x, y, N: tl.constexpr):
+    """A constant negative offset was not checked."""
+    block = tl.make_block_ptr(x + 4, (4,), (1,), (-2,), (N,), (0,))
+    tl.store(y + tl.arange(0, N), tl.load(block, boundary_check=(0,)))
+
+
+KERNELS = [maximum_of_halves, shifts_by_many, left_of_the_array]
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: k.kernel_source.name)
