@@ -136,9 +136,12 @@ class Emitter(MemoryText):
         self.names[op.result] = a
 
     def on_fma(self, op: hw.Fma) -> None:
-        text = llvm_type(op.result.type)
-        args = [(text, self.names[v]) for v in (op.a, op.b, op.c)]
-        self.names[op.result] = self.call(f"llvm.fma.{suffix(op.result.type)}", text, args)
+        type_, element = op.result.type, scalar_of(op.result.type)
+        wide = with_element(type_, F32) if element in (BF16, F16) else type_
+        text = llvm_type(wide)
+        values = (self.convert(self.names[v], type_, scalar_of(wide)) for v in (op.a, op.b, op.c))
+        total = self.call(f"llvm.fma.{suffix(wide)}", text, [(text, v) for v in values])
+        self.names[op.result] = self.convert(total, wide, element)
 
     def on_select(self, op: ops.Select) -> None:
         c, x, y = (self.names[v] for v in (op.condition, op.then, op.other))

@@ -38,7 +38,14 @@ def left_of_the_array(x, y, N: tl.constexpr):
     tl.store(y + tl.arange(0, N), tl.load(block, boundary_check=(0,)))
 
 
-KERNELS = [maximum_of_halves, shifts_by_many, left_of_the_array]
+@amxq.jit
+def fused_bfloat16(x, y, N: tl.constexpr):
+    """LLVM was asked for a fused multiplication of 16-bit integers."""
+    value = tl.load(x + tl.arange(0, N)).to(tl.bfloat16)
+    tl.store(y + tl.arange(0, N), tl.fma(value, value, value))
+
+
+KERNELS = [maximum_of_halves, shifts_by_many, left_of_the_array, fused_bfloat16]
 
 
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: k.kernel_source.name)
