@@ -19,8 +19,8 @@ docs/make_reference.py`.
 A kernel is a function under `@amxq.jit`, launched as `kernel[grid](arguments…, META=…)`; one
 *program* runs for every index of the grid. The language is Triton's: a kernel that uses what this
 page lists needs other imports and device names, the tutorials in docs/tutorials show it. Triton's
-scans, sorting, random numbers, `tl.softmax`, batched and float64 dots, and `break`, `continue` and
-`return` inside of loops are not there.
+sorting, random numbers and `tl.softmax` are not there; nor are `break`, `continue` and `return`
+inside of loops, as in Triton.
 
 {introduction}
 

@@ -237,6 +237,30 @@ HANDLERS |= {
 }
 
 
+@_implements(tl.reduce)
+def _reduce(sem: Semantic, input: Any, axis: Any, combine_fn: Any, keep_dims: bool = False) -> Any:
+    return shapes.combine(sem, "reduce", input, axis, combine_fn, keep_dims=keep_dims)
+
+
+@_implements(tl.associative_scan)
+def _associative_scan(
+    sem: Semantic, input: Any, axis: Any, combine_fn: Any, reverse: bool = False
+) -> Any:
+    return shapes.combine(sem, "scan", input, axis, combine_fn, reverse)
+
+
+def _running(kind: str) -> Callable[..., Any]:
+    def handler(
+        sem: Semantic, input: Any, axis: Any = 0, reverse: bool = False, dtype: Any = None
+    ) -> Value:
+        return shapes.running(sem, kind, input, axis, reverse, dtype)
+
+    return handler
+
+
+HANDLERS |= {tl.cumsum: _running("add"), tl.cumprod: _running("mul")}
+
+
 @_implements(tl.load)
 def _load(
     sem: Semantic,
@@ -401,8 +425,9 @@ METHODS: dict[str, Callable[..., Any]] = {
         name: HANDLERS[getattr(tl, name)]
         for name in (
             *("abs", "cast", "exp", "exp2", "log", "log2", "rsqrt", "sqrt", "sigmoid", "floor"),
-            *("sum", "max", "min", "argmax", "argmin", "reshape", "view", "ravel", "trans"),
-            *("permute", "broadcast_to", "expand_dims"),
+            *("sum", "max", "min", "argmax", "argmin", "reduce", "associative_scan", "cumsum"),
+            *("cumprod", "reshape", "view", "ravel", "trans", "permute", "broadcast_to"),
+            "expand_dims",
         )
     },
 }

@@ -21,6 +21,7 @@ from amxq.frontend.builtins import HANDLERS, attribute
 from amxq.frontend.descriptors import Int4Tensor, TensorDescriptor
 from amxq.frontend.semantic import Mistake, Semantic, describe
 from amxq.frontend.source import KernelSource
+from amxq.ir import hardware as hw
 from amxq.ir import ops
 from amxq.ir.builder import Builder
 from amxq.ir.ops import Block, Function, Location, Value
@@ -352,6 +353,8 @@ class CodeGenerator:
             return functools.reduce(lambda x, y: of_two(self.sem, x, y), args)
         try:
             if callee in HANDLERS:
+                args = [self.function(node, a) for a in args]
+                kwargs = {name: self.function(node, a) for name, a in kwargs.items()}
                 return HANDLERS[callee](self.sem, *args, **kwargs)
             if hasattr(callee, "kernel_source"):
                 return self.inline(node, callee.kernel_source, args, kwargs)
@@ -369,6 +372,23 @@ class CodeGenerator:
             f"{getattr(callee, '__name__', repr(callee))} is not a function of the kernel language",
             "decorate it with @amxq.jit to call it from a kernel",
         )
+
+    def function(self, node: ast.Call, value: Any) -> Any:
+        """A jit function that is handed to a builtin, as a function of values."""
+        if not hasattr(value, "kernel_source"):
+            return value
+
+        def combine(*args: Value) -> Any:
+            result = self.inline(node, value.kernel_source, list(args), {})
+            if not all(isinstance(op, (ops.Constant, *hw.POINTWISE)) for op in self.b.block.ops):
+                raise self.error(
+                    node,
+                    f"{value.kernel_source.name} does more than computing with its arguments",
+                    "use tl.where instead of if; loads, stores and loops are not possible there",
+                )
+            return result
+
+        return combine
 
     def inline(
         self, node: ast.Call, source: KernelSource, args: list[Any], kwargs: dict[str, Any]

@@ -308,20 +308,24 @@ class Semantic:
     def dot(self, a: Operand, b: Operand, acc: Operand | None, out_dtype: object = F32) -> Value:
         a, b, acc = self.value(a), self.value(b), None if acc is None else self.value(acc)
         for name, tile in (("a", a), ("b", b)):
-            if len(shape_of(tile.type)) != 2:
-                raise Mistake(f"{name} of dot is {describe(tile)}, expected a tile of rank 2")
-        (m, k), (k2, n) = shape_of(a.type), shape_of(b.type)
-        if k != k2:
-            raise Mistake(f"dot of [{m}, {k}] and [{k2}, {n}]: the inner dimensions differ")
+            if len(shape_of(tile.type)) not in (2, 3):
+                raise Mistake(f"{name} of dot is {describe(tile)}, expected a tile of rank 2 or 3")
         left, right = str(element_of(a.type)), str(element_of(b.type))
-        same = left == right and left in ("bf16", "f16", "f32")
+        same = left == right and left in ("bf16", "f16", "f32", "f64")
         if not same and (left, right) not in (("bf16", "u4"), ("i8", "u4"), ("f16", "u4")):
             raise Mistake(
                 f"dot of {left} and {right} is not defined",
-                "use bf16 or int8 with int4, or two tiles of bf16, of f16 or of f32 "
+                "use bf16 or int8 with int4, or two tiles of bf16, of f16, of f32 or of f64 "
                 "(with AMX-FP16 also f16 with int4)",
             )
-        type_ = TileType((m, n), dot_element(a.type))
+        (*batch, m, k), (*batch2, k2, n) = shape_of(a.type), shape_of(b.type)
+        if k != k2 or batch != batch2:
+            what = "inner dimensions" if batch == batch2 else "batches"
+            shapes = f"{list(shape_of(a.type))} and {list(shape_of(b.type))}"
+            raise Mistake(f"dot of {shapes}: the {what} differ")
+        if batch and right == "u4":
+            raise Mistake(f"dot of {describe(a)} and an int4 tile", "int4 tiles have rank 2")
+        type_ = TileType((*batch, m, n), dot_element(a.type))
         if acc is not None and acc.type != type_:
             raise Mistake(f"acc of dot is {describe(acc)}, expected {type_}")
         product = self.b.value(ops.Dot, type_, lhs=a, rhs=b, acc=acc, lowering="")

@@ -1,14 +1,26 @@
-"""Typing rules of what changes a tile's shape: reductions, transposition, reshaping."""
+"""Typing rules of reductions, scans, transposition, and reshaping."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from amxq.frontend.semantic import Mistake, Operand, Semantic, describe, numbers
 from amxq.ir import ops
 from amxq.ir.ops import Value
-from amxq.ir.types import BF16, F16, F32, I32, U32, TileType, element_of, scalar_of, shape_of
+from amxq.ir.types import (
+    BF16,
+    F16,
+    F32,
+    I32,
+    U32,
+    DType,
+    TileType,
+    element_of,
+    scalar_of,
+    shape_of,
+)
 
 
 def axis_of(axis: Any, rank: int, shape: tuple[int, ...]) -> int:
@@ -24,21 +36,83 @@ def reduce(sem: Semantic, kind: str, x: Operand, axis: Any, keep_dims: bool) -> 
     shape = shape_of(x.type)
     if not shape:
         raise Mistake(f"expected a tile of numbers, got {describe(x)}")
-    element = scalar_of(x.type)
-    if kind == "add" and element in (BF16, F16):
-        x = sem.b.cast(x, F32)
-    elif kind == "add" and not element.is_float and element.bits < 32:
-        x = sem.b.cast(x, U32 if element.kind == "uint" else I32)
+    if kind == "add":
+        x = sem.b.cast(x, summed(scalar_of(x.type)))
     axes = range(len(shape)) if axis is None else (axis_of(axis, len(shape), shape),)
     for a in reversed(axes):
         left = shape_of(x.type)
         rest = (*left[:a], *left[a + 1 :])
         out = TileType(rest, scalar_of(x.type)) if rest else scalar_of(x.type)
         x = sem.b.value(ops.Reduce, out, kind=kind, operand=x, axis=a)
-    if not keep_dims:
-        return x
+    return _kept(sem, x, shape, axes) if keep_dims else x
+
+
+def summed(element: DType) -> DType:
+    """What elements add up in."""
+    if element.is_float:
+        return F32 if element in (BF16, F16) else element
+    return element if element.bits >= 32 else U32 if element.kind == "uint" else I32
+
+
+def _kept(sem: Semantic, x: Value, shape: tuple[int, ...], axes: Sequence[int]) -> Value:
+    """What a reduction of a tile along ``axes`` gave, with dimensions of size 1 for them."""
     kept = tuple(1 if i in axes else n for i, n in enumerate(shape))
     return reshape(sem, x, kept) if shape_of(x.type) else sem.broadcast_to(x, kept)
+
+
+def combine(
+    sem: Semantic,
+    kind: str,
+    x: Any,
+    axis: Any,
+    function: Callable[..., Any],
+    reverse: bool = False,
+    keep_dims: bool = False,
+) -> Any:
+    """A reduction or a scan, by ``function``, of a tile or a tuple of them."""
+    tiles = [numbers(sem.value(t)) for t in (x if isinstance(x, tuple) else (x,))]
+    if not tiles or not shape_of(tiles[0].type):
+        raise Mistake(f"expected a tile of numbers, or several, got {describe(x)}")
+    shape = shape_of(tiles[0].type)
+    if any(shape_of(t.type) != shape for t in tiles):
+        raise Mistake(f"the tiles have different shapes: {', '.join(map(describe, tiles))}")
+    if not callable(function):
+        raise Mistake(f"combine_fn is {describe(function)}", "it is a function under @amxq.jit")
+    whole = axis is None and kind == "reduce"
+    if whole:
+        tiles = [reshape(sem, t, (math.prod(shape),)) for t in tiles]
+    axis = 0 if whole else axis_of(axis, len(shape), shape)
+
+    def combined(*args: Value) -> list[Value]:
+        found = function(*args)
+        given = found if isinstance(found, tuple) else (found,)
+        if len(given) != len(tiles):
+            raise Mistake(f"combine_fn returns {len(given)} values for {len(tiles)} tiles")
+        values = []
+        for new, old in zip(given, args):
+            value = sem.value(new, scalar_of(old.type))
+            if scalar_of(value.type) != scalar_of(old.type):
+                raise Mistake(
+                    f"combine_fn returns {value.type} where it takes {old.type}",
+                    "convert the tile before, or the result with .to()",
+                )
+            values.append(sem.broadcast_to(value, shape_of(old.type)))
+        return values
+
+    made = sem.b.combine(kind, tiles, axis, bool(reverse), combined)
+    if keep_dims:
+        axes = range(len(shape)) if whole else (axis,)
+        made = tuple(_kept(sem, m, shape, axes) for m in made)
+    return tuple(made) if isinstance(x, tuple) else made[0]
+
+
+def running(sem: Semantic, kind: str, x: Operand, axis: Any, reverse: bool, dtype: object) -> Value:
+    """Sums or products of the elements up to each one."""
+    x = numbers(sem.value(x))
+    x = sem.cast(x, summed(scalar_of(x.type)) if dtype is None else dtype)
+    scan = combine(sem, "scan", x, axis, lambda a, b: sem.binary(kind, a, b), reverse)
+    assert isinstance(scan, Value)
+    return scan
 
 
 def arg_reduce(sem: Semantic, kind: str, x: Operand, axis: Any, keep_dims: bool) -> Value:

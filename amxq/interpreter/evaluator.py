@@ -6,7 +6,7 @@ Pointers are byte offsets into the :class:`Memory` of the argument that they com
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,7 +23,9 @@ from amxq.ir.types import (
     I8,
     U4,
     U8,
+    DType,
     PointerType,
+    TileType,
     Type,
     element_of,
     scalar_of,
@@ -76,6 +78,33 @@ class Evaluator(Builder):
     def known(self, value: Value) -> int | float | None:
         """Nothing: numbers at hand are not constants of the program."""
         return None
+
+    def combine(
+        self,
+        kind: str,
+        tiles: Sequence[Value],
+        axis: int,
+        reverse: bool,
+        function: Callable[..., Sequence[Value]],
+    ) -> tuple[Value, ...]:
+        """Takes a slice at a time, as a tile of its own."""
+        shape = shape_of(tiles[0].type)
+        rest = (*shape[:axis], *shape[axis + 1 :])
+        types = [scalar_of(x.type) for x in tiles]
+        state: list[Value] = []
+        states: list[list[Array]] = [[] for _ in tiles]
+        for i in reversed(range(shape[axis])) if reverse else range(shape[axis]):
+            new: list[Value] = [
+                Evaluated(TileType(rest or (1,), t), _a(x).take(i, axis).reshape(rest or (1,)))
+                for x, t in zip(tiles, types)
+            ]
+            state = list(function(*state, *new)) if state else new
+            for kept, value in zip(states, state):
+                kept.append(_a(value).reshape(rest))
+        if kind == "reduce":
+            return tuple(Evaluated(_tile(rest, t), kept[-1]) for kept, t in zip(states, types))
+        stacked = [np.stack(kept[::-1] if reverse else kept, axis) for kept in states]
+        return tuple(Evaluated(_tile(shape, t), x) for x, t in zip(stacked, types))
 
     # --- values ---------------------------------------------------------------------------
 
@@ -246,6 +275,10 @@ class Evaluator(Builder):
             nibbles = words[..., None] >> np.arange(0, 16, 4, dtype=np.uint16) & 15
             panels.append(nibbles.transpose(0, 4, 3, 1, 2).reshape(depth, 32))
         return np.concatenate(panels, 1).astype(np.uint8)
+
+
+def _tile(shape: tuple[int, ...], element: DType) -> Type:
+    return TileType(shape, element) if shape else element
 
 
 _NOTHING = np.empty(0)

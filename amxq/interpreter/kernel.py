@@ -16,7 +16,7 @@ from amxq.frontend.source import KernelSource
 from amxq.interpreter import steps
 from amxq.interpreter.evaluator import Evaluated, Evaluator
 from amxq.interpreter.memory import Memory, Outside
-from amxq.interpreter.proxies import unwrap, wrap
+from amxq.interpreter.proxies import Proxy, unwrap, wrap
 from amxq.interpreter.rewrite import interpretable
 from amxq.ir.types import PointerType, Type
 from amxq.language.core import interpreting
@@ -85,10 +85,18 @@ class _Program:
     def __call__(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A function of the language, or a jit function, called by a kernel."""
         if function in HANDLERS:
+            args = tuple(map(self._function, args))
+            kwargs = {name: self._function(x) for name, x in kwargs.items()}
             return self.call(HANDLERS[function], self.sem, *args, **kwargs)
         source = function.kernel_source
         bound = self.call(lambda: source.bind(list(args), kwargs))
         return interpretable(source, steps)(**bound)
+
+    def _function(self, value: Any) -> Any:
+        """A jit function that is handed to a builtin, as a function of values."""
+        if isinstance(value, Proxy) or not hasattr(value, "kernel_source"):
+            return value
+        return lambda *args: unwrap(self(value, wrap(self.sem, self.call, args), {}))
 
 
 def _at_the_kernels_line(

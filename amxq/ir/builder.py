@@ -9,7 +9,17 @@ from typing import Any, TypeVar
 
 from amxq.ir import ops
 from amxq.ir.ops import Block, Op, Value
-from amxq.ir.types import I32, I64, DType, PointerType, Type, scalar_of, with_element
+from amxq.ir.types import (
+    I32,
+    I64,
+    DType,
+    PointerType,
+    TileType,
+    Type,
+    scalar_of,
+    shape_of,
+    with_element,
+)
 
 _Op = TypeVar("_Op", bound=Op)
 
@@ -73,6 +83,24 @@ class Builder:
             body=block,
         )
         return list(made.results)
+
+    def combine(
+        self,
+        kind: str,
+        tiles: Sequence[Value],
+        axis: int,
+        reverse: bool,
+        function: Callable[..., Sequence[Value]],
+    ) -> tuple[Value, ...]:
+        """A reduction or a scan of ``tiles`` by ``function``, see :class:`amxq.ir.ops.Combine`."""
+        elements, shape = [scalar_of(x.type) for x in tiles], shape_of(tiles[0].type)
+        body = Block(tuple(Value(t) for t in elements * 2))
+        with self.inside(body):
+            self.emit(ops.Yield, values=tuple(function(*body.args)))
+        rest = shape if kind == "scan" else (*shape[:axis], *shape[axis + 1 :])
+        types = [TileType(rest, t) if rest else t for t in elements]
+        fields = {"kind": kind, "axis": axis, "reverse": reverse, "body": body}
+        return self.emit(ops.Combine, *types, operands=tuple(tiles), **fields).results
 
     # --- constants ------------------------------------------------------------------------
 

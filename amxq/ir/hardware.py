@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from amxq.ir import ops
 from amxq.ir.ops import Op, Value
 
 
@@ -102,6 +103,10 @@ class Fma(Op):
     b: Value
     c: Value
     name: ClassVar[str] = "fma"
+
+
+POINTWISE = (ops.Binary, ops.Compare, ops.Unary, ops.Cast, ops.Select, Fma, Bitcast)
+"""Operations on each element alone."""
 
 
 @dataclass(eq=False, repr=False)

@@ -284,6 +284,21 @@ class Reduce(Op):
     name: ClassVar[str] = "reduce"
 
 
+@dataclass(eq=False, repr=False)
+class Combine(Op):
+    """Combines the elements along one axis of tiles of one shape, from the first to the last, or
+    from the last to the first: ``body`` takes what came of the elements so far and the next ones,
+    one of each tile, and yields what comes of both. ``kind`` "scan" gives that for every element,
+    "reduce" for all (the axis disappears)."""
+
+    kind: str
+    operands: tuple[Value, ...]
+    axis: int
+    reverse: bool
+    body: Block
+    name: ClassVar[str] = "combine"
+
+
 # --- memory -----------------------------------------------------------------------------
 
 
@@ -407,7 +422,8 @@ class Int4Order(Op):
 
 @dataclass(eq=False, repr=False)
 class Dot(Op):
-    """lhs [M, K] · rhs [K, N] (+ acc) in fp32, or in int32 where lhs is i8. An int4 rhs counts as
+    """lhs [M, K] · rhs [K, N] (+ acc), or batches of them, in fp32, in fp64 where both are f64, in
+    int32 where lhs is i8. An int4 rhs counts as
     its integers minus 8 beside bf16; beside i8, whose columns are in Int4Order, as they are.
     ``lowering`` is "" until the pass choose_dot writes one of its names, which also looks through
     a transposition: then rhs is [N, K] and ``transposed``."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from amxq.ir import ops
+from amxq.ir.hardware import POINTWISE
 from amxq.ir.ops import Block, Op
 from amxq.ir.types import (
     I1,
@@ -174,17 +175,40 @@ def _reduce(op: ops.Reduce) -> str | None:
     return None if op.result.type == result else arrow(op, op.operand)
 
 
+def _combine(op: ops.Combine) -> str | None:
+    if op.kind not in ("reduce", "scan"):
+        return f"unknown kind {op.kind}"
+    types = [x.type for x in op.operands]
+    elements = [number(t) for t in types]
+    shape = shape_of(types[0])
+    same = all(elements) and all(shape_of(t) == shape for t in types)
+    if not same or not 0 <= op.axis < len(shape):
+        return f"axis {op.axis} of {', '.join(map(str, types))}"
+    rest = shape if op.kind == "scan" else (*shape[: op.axis], *shape[op.axis + 1 :])
+    if [r.type for r in op.results] != [TileType(rest, e) if rest else e for e in elements if e]:
+        return f"{', '.join(map(str, types))} gives {', '.join(str(r.type) for r in op.results)}"
+    if [a.type for a in op.body.args] != elements * 2:
+        return "the arguments of the body are not two of each element"
+    if not all(isinstance(x, (ops.Constant, *POINTWISE)) for x in op.body.ops[:-1]):
+        return "the body does more than computing"
+    return yields(op.body, [e for e in elements if e])
+
+
 # --- multiplication ---------------------------------------------------------------------
 
 
 def _dot(op: ops.Dot) -> str | None:
     lhs, rhs, out = op.lhs.type, op.rhs.type, op.result.type
     tiles = isinstance(lhs, TileType) and isinstance(rhs, TileType) and isinstance(out, TileType)
-    if not tiles or not (len(shape_of(lhs)) == len(shape_of(rhs)) == 2):
-        return f"needs two tiles of rank 2, got {lhs} and {rhs}"
-    (m, k), (k2, n) = shape_of(lhs), shape_of(rhs)[:: -1 if op.transposed else 1]
-    if k != k2 or out != TileType((m, n), dot_element(lhs)):
+    if not tiles or len(shape_of(lhs)) not in (2, 3) or len(shape_of(lhs)) != len(shape_of(rhs)):
+        return f"needs two tiles of rank 2 or 3, got {lhs} and {rhs}"
+    (*batch, m, k), (*batch2, k2, n) = shape_of(lhs), shape_of(rhs)
+    if op.transposed:
+        k2, n = n, k2
+    if k != k2 or batch != batch2 or out != TileType((*batch, m, n), dot_element(lhs)):
         return f"{lhs} times {rhs} gives {out}"
+    if batch and element_of(rhs) == U4:
+        return f"{lhs} times {rhs} is not defined"
     if element_of(lhs) == I8 and element_of(rhs) != U4:
         return f"{lhs} times {rhs} is not defined"
     if op.lowering not in ("", "amx", "vdpbf16ps", "fma", "vpdpbusd", "vpmaddubsw"):
@@ -324,6 +348,7 @@ RULES: dict[type[Op], Rule] = {
     ops.Permute: _permute,
     ops.Reshape: _reshape,
     ops.Reduce: _reduce,
+    ops.Combine: _combine,
     ops.Dot: _dot,
     ops.Int4Order: _int4_order,
     ops.LoadInt4: _load_int4,

@@ -119,5 +119,5 @@ def with_element(type_: Type, element: DType | PointerType) -> Type:
 
 
 def dot_element(lhs: Type) -> DType:
-    """What a dot adds up in: int32 for bytes, else fp32."""
-    return I32 if element_of(lhs) == I8 else F32
+    """What a dot adds up in: int32 for bytes, fp64 for fp64, else fp32."""
+    return {I8: I32, F64: F64}.get(scalar_of(lhs), F32)

@@ -184,6 +184,42 @@ def argmin(
     """The int32 index of the minimum; otherwise as :func:`argmax`."""
 
 
+@builtin
+def reduce(input: Any, axis: int | None, combine_fn: Any, keep_dims: bool = False) -> Any:
+    """What ``combine_fn`` makes of all elements along ``axis``, of the flattened tile where it is
+    None.
+
+    Args:
+        input: a tile of numbers, or a tuple of tiles of one shape, which are combined together.
+        combine_fn: a function under ``@amxq.jit`` that takes what came of the elements so far and
+            the next element, for a tuple all of the one and then all of the other, and returns
+            the new one or a tuple of them, in the same types. It does nothing but compute:
+            ``tl.where`` instead of ``if``, no access to memory.
+        keep_dims: leaves a dimension of size 1.
+
+    Elements are combined one after another, the first two first; the order is fixed. :func:`sum`,
+    :func:`max` and :func:`min` are faster.
+    """
+
+
+@builtin
+def associative_scan(input: Any, axis: int, combine_fn: Any, reverse: bool = False) -> Any:
+    """For every element what ``combine_fn`` makes of it and of those before it along ``axis``
+    (after it, from the last one on, with ``reverse``): a tile of the same shape and type, or a
+    tuple of them. Otherwise as :func:`reduce`."""
+
+
+@builtin
+def cumsum(input: Any, axis: int = 0, reverse: bool = False, dtype: Any = None) -> Any:
+    """For every element the sum of it and of those before it along ``axis`` (after it with
+    ``reverse``), added up one after another in ``dtype``, by default as in :func:`sum`."""
+
+
+@builtin
+def cumprod(input: Any, axis: int = 0, reverse: bool = False, dtype: Any = None) -> Any:
+    """The product; otherwise as :func:`cumsum`."""
+
+
 # --- multiplication ---------------------------------------------------------------------
 
 
@@ -197,12 +233,14 @@ def dot(
     max_num_imprecise_acc: int | None = None,
     out_dtype: Any = float32,
 ) -> Any:
-    """a [M, K] · b [K, N] (+ acc [M, N]) in float32, or in int32 where a is int8.
+    """a [M, K] · b [K, N] (+ acc [M, N]) in float32, in float64 where a and b are, or in int32
+    where a is int8. Tiles of rank 3 are batches: [B, M, K] · [B, K, N] (+ [B, M, N]).
 
-    a and b are both bf16, float16 or float32, or a is bf16 and b an int4 tile. Products of
-    16-bit numbers, and of a bf16 number and a 4-bit integer, are exact, so the only rounding is
-    that of the float32 sum. ``out_dtype`` is what the sum is converted to. float32 is always
-    multiplied as such, whatever ``input_precision`` and ``allow_tf32`` say.
+    a and b are both bf16, float16, float32 or float64, or a is bf16 and b an int4 tile (of rank
+    2). Products of 16-bit numbers, and of a bf16 number and a 4-bit integer, are exact, so the
+    only rounding is that of the float32 sum. ``acc`` has the type that is added up in, and
+    ``out_dtype`` is what a float32 sum is converted to. float32 is always multiplied as such,
+    whatever ``input_precision`` and ``allow_tf32`` say.
     An fp16 a multiplies an int4 b exactly too, on CPUs with AMX-FP16 only (compiled for
     "amx+fp16").
 

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from amxq.ir import hardware as hw
 from amxq.ir import ops
+from amxq.ir.hardware import POINTWISE
 from amxq.ir.ops import Op, Value
 from amxq.ir.types import TileType
 
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from amxq.passes.vectorize import Vectorizer
 
 _Access = ops.Load | ops.Store | ops.LoadBlock | ops.StoreBlock
-
-POINTWISE = (ops.Binary, ops.Compare, ops.Unary, ops.Cast, ops.Select, hw.Fma, hw.Bitcast)
 
 
 def writes(op: Op) -> bool:

@@ -70,7 +70,7 @@ def _lowering(op: ops.Dot, target: str, function: Function) -> str:
         )
     if target not in ("amx", "avx512_bf16") or not _in_pairs(op):
         return "vpmaddubsw" if int8 else "fma"
-    rows, depth = shape_of(op.lhs.type)
+    rows, depth = shape_of(op.lhs.type)[-2:]
     whole = element_of(op.rhs.type) == U4 or (depth % 4 == 0 and (rows <= CHUNK or rows % 16 == 0))
     if target == "amx" and rows >= AMX_MIN_ROWS and whole:
         width = width_of_tile(depth * scalar_of(op.lhs.type).bytes)
@@ -91,7 +91,7 @@ def _in_pairs(op: ops.Dot) -> bool:
     """Whether the instructions for pairs of bf16, or for int8, can carry out a dot."""
     if element_of(op.rhs.type) == U4:
         return True
-    depth, columns = shape_of(op.rhs.type)
+    depth, columns = shape_of(op.rhs.type)[-2:]
     return element_of(op.rhs.type) == BF16 and depth % 2 == 0 and columns % 16 == 0
 
 

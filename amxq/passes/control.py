@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from amxq.ir import ops
+from amxq.ir.hardware import POINTWISE
 from amxq.ir.ops import Block, Op, Value
 from amxq.ir.types import U4, PointerType, TileType, Type, element_of
-from amxq.passes.aliases import POINTWISE, writes
+from amxq.passes.aliases import writes
 from amxq.passes.tiles import Place, Tile, positions, registers
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Dots of floating-point tiles: bf16, fp16 and fp32.
+"""Dots of floating-point tiles: bf16, fp16, fp32 and fp64.
 
 b is packed into scratch memory, once a dot: panels of one vector of columns, k by k, so that the
 loop over k reads it in one stream; for bf16 two k stand in 32 bits, as VDPBF16PS wants them and as
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from amxq.ir import hardware as hw
 from amxq.ir import ops
 from amxq.ir.ops import Value
-from amxq.ir.types import BF16, F32, U16, U32, DType, PointerType, TileType, VectorType
+from amxq.ir.types import BF16, U16, U32, DType, PointerType, TileType, VectorType, scalar_of
 from amxq.passes.dot_vector import bitcast
 from amxq.passes.rearrange import nest, transposed
 from amxq.passes.tile_registers import numbers, row_tiles, shapes, width_of_tile
@@ -51,6 +51,7 @@ class DenseDot:
         self.v, self.op, self.type = v, op, type_
         self.rows, self.depth = op.lhs.type.shape
         self.pairs = op.lowering != "fma"
+        self.sum = scalar_of(type_)
         self.lanes = v.lanes_of(type_)
         self.columns = type_.shape[1] // self.lanes
         self.steps = self.depth // 2 if self.pairs else self.depth
@@ -59,7 +60,7 @@ class DenseDot:
         whole = self.block == (self.rows, self.columns)
         if self.acc is not None and (self.acc.prepare or self.acc.static and not whole):
             self.acc = v.materialize(self.acc)
-        element = BF16 if self.pairs else F32
+        element = BF16 if self.pairs else self.sum
         a = self._converted(v.tiles[op.lhs], element)
         place = a.place or v.materialize(a).place
         assert place is not None
@@ -80,7 +81,7 @@ class DenseDot:
     def _packed(self, tile: Tile) -> Value:
         """b in panels, as fp32 or as pairs in u32."""
         v, b = self.v, self.v.b
-        element = U32 if self.pairs else F32
+        element = U32 if self.pairs else self.sum
         panels = v.scratch(TileType((self.steps, self.type.shape[1]), element)).pointer
 
         def write(row: Index, column: Index, value: Value) -> None:
@@ -158,7 +159,7 @@ class DenseDot:
         """Rows and vectors of columns of a block: the fewest loads for each multiplication among
         the blocks whose sums, a row of b and an element of a fit the registers. A last block of
         fewer rows is no loss where it is rare."""
-        most = 30 if self.v.lanes == 16 else 15
+        most = (30 if self.v.lanes == 16 else 15) * 32 // self.sum.bits
         sizes = [
             (r, c)
             for c in range(1, 5)
@@ -171,7 +172,7 @@ class DenseDot:
     def _sums(self, row: Index, column: Index, rows: int, columns: int) -> list[Value]:
         """The results of one block, row-major, from its ``row`` and ``column`` on."""
         v, b = self.v, self.v.b
-        wide = F32 if self.lanes == 1 else VectorType(self.lanes, F32)
+        wide = self.sum if self.lanes == 1 else VectorType(self.lanes, self.sum)
         start = [b.constant(0.0, wide)] * (rows * columns)
         if self.acc is not None:
             start = [
@@ -200,7 +201,7 @@ class DenseDot:
         for c in range(columns):
             at = Index(k.base, k.offset + c * self.steps)
             pointer = v.element_pointer(Place(panel, b.i64(self.lanes)), at, FIRST)
-            element = U32 if self.pairs else F32
+            element = U32 if self.pairs else self.sum
             type_ = element if self.lanes == 1 else VectorType(self.lanes, element)
             vector = b.value(hw.VectorLoad, type_, pointer=pointer, mask=None)
             vectors.append(bitcast(b, vector, VectorType(32, BF16)) if self.pairs else vector)
@@ -219,7 +220,7 @@ class DenseDot:
         v, b = self.v, self.v.b
         if not self.pairs:
             pointer = v.element_pointer(a, Index(None, row), k)
-            return v.splat(b.value(hw.VectorLoad, F32, pointer=pointer, mask=None), self.lanes)
+            return v.splat(b.value(hw.VectorLoad, self.sum, pointer=pointer, mask=None), self.lanes)
         base = None if k.base is None else b.mul(k.base, b.i64(2))
         pointer = v.element_pointer(a, Index(None, row), Index(base, 2 * k.offset))
         pointer = b.value(hw.Bitcast, PointerType(U32), operand=pointer)

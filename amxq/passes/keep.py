@@ -16,10 +16,10 @@ from __future__ import annotations
 import enum
 
 from amxq.ir import ops
+from amxq.ir.hardware import POINTWISE
 from amxq.ir.ops import Block, Function, Op, Value
 from amxq.ir.types import I1, DType, TileType
 from amxq.passes.affine import cheap
-from amxq.passes.aliases import POINTWISE
 
 
 class Keep(enum.Enum):

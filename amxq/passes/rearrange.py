@@ -28,7 +28,7 @@ _ACCUMULATORS = 8
 
 def reshape(v: Vectorizer, op: ops.Reshape) -> None:
     assert isinstance(op.result.type, TileType)
-    place = Place(_written(v, op.operand), v.b.i64(op.result.type.shape[-1]))
+    place = Place(written(v, op.operand), v.b.i64(op.result.type.shape[-1]))
     v.define(op.result, v.stored(op.result.type, place))
 
 
@@ -36,7 +36,7 @@ def permute(v: Vectorizer, op: ops.Permute) -> None:
     """Each vector of the result is gathered from, or lies in, the source."""
     type_ = op.result.type
     assert isinstance(type_, TileType) and isinstance(type_.element, DType)
-    source, sizes = _written(v, op.operand), shape_of(op.operand.type)
+    source, sizes = written(v, op.operand), shape_of(op.operand.type)
     strides = [math.prod(sizes[axis + 1 :]) for axis in op.order]
     result, lanes, b = v.scratch(type_), v.lanes_of(type_), v.b
     part = _part(type_.element, lanes)
@@ -63,7 +63,7 @@ def reduce(v: Vectorizer, op: ops.Reduce) -> None:
     """A reduction of the middle of [outer, count, inner]."""
     type_, b = op.result.type, v.b
     assert isinstance(type_, TileType) and isinstance(type_.element, DType)
-    source, shape = _written(v, op.operand), shape_of(op.operand.type)
+    source, shape = written(v, op.operand), shape_of(op.operand.type)
     outer, inner = math.prod(shape[: op.axis]), math.prod(shape[op.axis + 1 :])
     count, lanes = shape[op.axis], math.gcd(inner, v.lanes)
     vectors = next(n for n in range(_ACCUMULATORS, 0, -1) if inner // lanes % n == 0)
@@ -101,7 +101,7 @@ def reduce(v: Vectorizer, op: ops.Reduce) -> None:
     v.define(op.result, v.stored(type_, result))
 
 
-def _written(v: Vectorizer, value: Value) -> Value:
+def written(v: Vectorizer, value: Value) -> Value:
     """The address of a tile's elements, one after another."""
     place = v.materialize(v.tiles[value]).place
     assert place is not None

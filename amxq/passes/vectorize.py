@@ -39,8 +39,10 @@ from amxq.ir.types import (
 from amxq.passes import (
     affine,
     aliases,
+    combine,
     control,
     dot_amx,
+    dot_batched,
     dot_dense,
     dot_vector,
     effects,
@@ -118,7 +120,7 @@ class Vectorizer:
         handler: Callable[[Any], None] | None = getattr(self, f"on_{op.name}", None)
         if handler is not None:
             handler(op)
-        elif isinstance(op, aliases.POINTWISE):
+        elif isinstance(op, hw.POINTWISE):
             self._pointwise(op)
         else:  # scalar operations stay as they are
             self._copy(op)
@@ -423,6 +425,9 @@ class Vectorizer:
         else:
             reductions.reduce(self, op)
 
+    def on_combine(self, op: ops.Combine) -> None:
+        combine.lower(self, op)
+
     # --- memory (amxq.passes.memory) ------------------------------------------------------
 
     def on_addptr(self, op: ops.AddPtr) -> None:
@@ -467,7 +472,9 @@ class Vectorizer:
         """Read by the dots that use it."""
 
     def on_dot(self, op: ops.Dot) -> None:
-        if element_of(op.rhs.type) != U4:
+        if len(shape_of(op.lhs.type)) == 3:
+            dot_batched.lower(self, op)
+        elif element_of(op.rhs.type) != U4:
             dot_dense.lower(self, op)
         elif op.lowering == "amx":
             dot_amx.lower(self, op)
