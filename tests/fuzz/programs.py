@@ -2,120 +2,71 @@
 
 A program loads tiles of one shape and of shapes that broadcast to it, computes with them in
 expressions, loops and branches, and stores what it has. It keeps to what the language defines:
-indices stay in range, programs of the grid write to places of their own. Hypothesis draws every
-choice, so that it can make a failing program smaller.
+indices stay in range, programs of the grid write to places of their own, what is undefined is not
+looked at. Hypothesis draws every choice, so that it can make a failing program smaller.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from hypothesis import strategies as st
 
-from amxq.frontend.semantic import Semantic
-from amxq.ir.types import (
-    BF16,
-    DTYPES,
-    F16,
-    F32,
-    F64,
-    I1,
-    I32,
-    I64,
-    U4,
-    U32,
-    DType,
+from amxq.ir.types import DTYPES, F32, F64, I32, I64, DType
+from tests.fuzz.expressions import (
+    LONG,
+    NAMES,
+    OUTPUTS,
+    PARAMETERS,
+    SIZES,
+    TYPES,
+    Expr,
+    Expressions,
+    Program,
+    Shape,
+    vectors,
 )
 
-ELEMENTS = 8192
-"""Of every input; one program of the grid reads and writes within half of that."""
-PROGRAMS = 2
-OUTPUTS = 4
-TYPES = [t for t in DTYPES.values() if t != U4]
-NAMES = {t: {"bool": "int1", "uint": f"uint{t.bits}"}.get(t.kind, f"int{t.bits}") for t in TYPES}
-NAMES |= {BF16: "bfloat16", F16: "float16", F32: "float32", F64: "float64"}
-SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 24, 31, 32, 33, 48, 64, 65)
-MATH = ("exp", "exp2", "log", "log2", "rsqrt", "sigmoid", "tanh", "erf", "sin", "cos")
-
-Shape = tuple[int, ...]
+LONG_SHAPES = ((32768,), (40000,), (33000,), (8, 4096), (128, 256), (300, 112), (2, 128, 128))
+HEAD = f"""\
+import amxq
+import amxq.language as tl
 
 
-@dataclass(frozen=True)
-class Expr:
-    """A piece of source with the type of its value."""
-
-    text: str
-    shape: Shape
-    dtype: DType
+@amxq.jit
+def swapped(condition, x, y):
+    if condition:
+        return y, x
+    return x, y
 
 
-@dataclass(frozen=True)
-class Program:
-    """Source of a module with ``kernel``, and the types of what it stores, output by output."""
-
-    source: str
-    outputs: tuple[DType, ...]
-    data: str
-    seed: int
+@amxq.jit
+def added(x, y):
+    return x + y
 
 
-PARAMETERS = [
-    *(f"in_{t}" for t in TYPES),
-    "dot_bf16",
-    "dot_f32",
-    "packed",
-    "buffer_i32",
-    "buffer_f32",
-    *(f"out_{i}" for i in range(OUTPUTS)),
-    "n",
-    "big",
-    "real",
-]
+@amxq.jit
+def larger(x, y):
+    return tl.where(y > x, y, x)
 
 
-def fits(shape: Shape, limit: Shape) -> bool:
-    """Whether ``shape`` broadcasts to ``limit``."""
-    padded = (1,) * (len(limit) - len(shape)) + shape
-    return len(shape) <= len(limit) and all(a in (1, b) for a, b in zip(padded, limit))
+@amxq.jit
+def both(x, i, y, j):
+    return tl.where(y > x, y, x), i + j * 3
 
 
-def joined(a: Shape, b: Shape) -> Shape:
-    rank = max(len(a), len(b))
-    a, b = (1,) * (rank - len(a)) + a, (1,) * (rank - len(b)) + b
-    return tuple(map(max, a, b))
+@amxq.jit
+def kernel({", ".join(PARAMETERS)}):
+"""
 
 
-def vectors(shape: Shape) -> int:
-    """How many vectors of 16 lanes, or scalars, a tile is made of: what compiling it costs."""
-    return math.prod(shape) // math.gcd(shape[-1], 16)
-
-
-class Generator:
-    def __init__(self, draw: Callable[..., Any]) -> None:
-        self._draw = draw
-        self.lines: list[str] = []
-        self.indent = "    "
-        self.vars: list[Expr] = []
-        self.count = 0
-
-    # --- choices --------------------------------------------------------------------------
-
-    def pick(self, *options: Any) -> Any:
-        return self._draw(st.sampled_from(options))
-
-    def number(self, low: int, high: int) -> int:
-        return int(self._draw(st.integers(low, high)))
-
-    def chance(self, percent: int) -> bool:
-        return self.number(0, 99) >= 100 - percent  # shrinks towards no
-
-    # --- the program ----------------------------------------------------------------------
-
+class Generator(Expressions):
     def program(self) -> Program:
-        self.shape = self._shape()
+        long = self.chance(3)
+        self.span = LONG if long else self.span
+        self.shape = self.pick(*LONG_SHAPES) if long else self._shape()
         self.line("pid = tl.program_id(0)")
         self.vars += [Expr("n", (), I32), Expr("big", (), I64), Expr("real", (), F32)]
         self.vars.append(Expr("pid", (), I32))
@@ -123,14 +74,13 @@ class Generator:
             self.load(self.shape)
         for _ in range(self.number(1, 4)):
             self.statement(2)
+            if self.chance(7):
+                self._return()
         tiles = [v for v in self.vars if v.shape and v.text.startswith("v")][-OUTPUTS:]
         stored = [self.store(i, tile) for i, tile in enumerate(tiles)]
-        body = "\n".join(self.lines)
-        head = f"@amxq.jit\ndef kernel({', '.join(PARAMETERS)}):\n"
-        source = "import amxq\nimport amxq.language as tl\n\n\n" + head + body + "\n"
-        return Program(
-            source, tuple(stored), self.pick("small", "wide", "special"), self.number(0, 3)
-        )
+        source = HEAD + "\n".join(self.lines) + "\n"
+        data, seed = self.pick("small", "wide", "special"), self.number(0, 3)
+        return Program(source, tuple(stored), data, seed, self.span)
 
     def _shape(self) -> Shape:
         rank, limit = self.pick(1, 2, 2, 3), self.pick(8, 8, 8, 24, 40)
@@ -140,216 +90,19 @@ class Generator:
                 return shape
             rank = max(1, rank - 1)
 
-    def line(self, text: str) -> None:
-        self.lines.append(self.indent + text)
-
-    def let(self, value: Expr) -> Expr:
-        """A new name for a value."""
-        self.count += 1
-        name = Expr(f"v{self.count}", value.shape, value.dtype)
-        self.line(f"{name.text} = {value.text}")
-        self.vars.append(name)
-        return name
-
-    # --- memory ---------------------------------------------------------------------------
-
-    def offsets(self, shape: Shape, dense: bool = False) -> tuple[str, int]:
-        """Distinct places for a tile's elements, and how many places they span."""
-        order = list(range(len(shape)))
-        if not dense and self.chance(15):
-            order.reverse()
-        stride = 1 if dense or self.chance(70) else self.pick(2, 3)
-        parts = []
-        for d in reversed(order):
-            index = ", ".join(":" if i == d else "None" for i in range(len(shape)))
-            tile = f"tl.arange(0, {shape[d]})" + (f"[{index}]" if len(shape) > 1 else "")
-            parts.append(tile if stride == 1 else f"{tile} * {stride}")
-            stride *= shape[d]
-        return " + ".join(parts), stride
-
-    def load(self, shape: Shape, dtype: DType | None = None) -> Expr:
-        dtype = dtype or self.pick(*TYPES)
-        source = f"in_{dtype}"
-        if len(shape) == 2 and self.chance(20):
-            return self.let(self._block(source, shape, dtype))
-        if self.chance(15):
-            index = self.expression(1, shape, integer=True)
-            return self.let(
-                Expr(
-                    f"tl.load({source} + (({index.text}).to(tl.int32) & 4095))", index.shape, dtype
-                )
-            )
-        text, span = self.offsets(shape)
-        start = self.number(0, 63)
-        places = f"{source} + (pid * 1024 + {start} + {text})"
-        if not self.chance(40):
-            return self.let(Expr(f"tl.load({places})", shape, dtype))
-        other = f", other={self.constant(dtype)}" if self.chance(50) else ""
-        mask = f"({text}) < n" if self.chance(60) else self.condition(shape)
-        return self.let(Expr(f"tl.load({places}, mask={mask}{other})", shape, dtype))
-
-    def _block(self, source: str, shape: Shape, dtype: DType) -> Expr:
-        rows, columns = self.number(1, 40), self.number(1, 60)
-        stride = columns + self.number(0, 4)
-        sizes = f"[{rows}, {columns}], [{stride}, 1], {list(shape)}"
-        made = f"tl.make_tensor_descriptor({source}, {sizes})"
-        first, second = self.number(-3, 12), self.number(-3, 12)
-        return Expr(f"{made}.load([{first}, {second} + pid])", shape, dtype)
-
-    def store(self, i: int, tile: Expr) -> DType:
-        text, _ = self.offsets(tile.shape)
-        mask = f", mask=({text}) < n + 30" if self.chance(30) else ""
-        self.line(f"tl.store(out_{i} + (pid * 4096 + {text}), {tile.text}{mask})")
-        return tile.dtype
-
-    def through_memory(self, depth: int) -> None:
-        """Stores to a buffer and loads from it again, perhaps at other places."""
-        dtype = self.pick(I32, F32)
-        tile = self.expression(1, self.shape)
-        one, _ = self.offsets(self.shape)
-        other, _ = self.offsets(self.shape)
-        buffer = f"buffer_{dtype} + (pid * 4096 + "
-        loaded = self.let(Expr(f"tl.load({buffer}{other}))", self.shape, dtype))
-        self.line(f"tl.store({buffer}{one}), {tile.text})")
-        if self.chance(50):
-            self.let(Expr(f"tl.load({buffer}{other})) + {loaded.text}", self.shape, dtype))
-
-    # --- expressions ----------------------------------------------------------------------
-
-    def constant(self, dtype: DType) -> str:
-        if dtype == I1:
-            return str(self.number(0, 1))
-        if dtype.is_float:
-            return str(self.pick(0.5, 1.0, 2.0, -1.5, 3, 0.1, 1e4, -0.0))
-        low = -(1 << dtype.bits - 1) if dtype.is_signed else 0
-        high = low + (1 << dtype.bits) - 1
-        return str(self.pick(1, 2, 3, 7, low, high, self.number(max(low, -99), min(high, 99))))
-
-    def leaf(self, limit: Shape, integer: bool = False) -> Expr:
-        found = [
-            v for v in self.vars if fits(v.shape, limit) and not (integer and v.dtype.is_float)
-        ]
-        return self.pick(*reversed(found)) if found else Expr("n", (), I32)
-
-    def expression(self, depth: int, limit: Shape, integer: bool = False) -> Expr:
-        """A value whose shape broadcasts to ``limit``."""
-        if depth == 0 or self.chance(10):
-            return self.leaf(limit, integer)
-        if integer:
-            x = self.expression(depth - 1, limit, integer)
-            y = self.leaf(limit, integer)
-            return self.binary(x, y, self.pick("+", "-", "*", "&", "|", "^", "//", "%"))
-        kind = self.pick(
-            "binary", "binary", "binary", "constant", "unary", "cast", "cast", "extreme", "where",
-            "compare", "math", "fma", "reduce", "rearranged",
-        )  # fmt: skip
-        return getattr(self, f"_{kind}")(depth - 1, limit)
-
-    def binary(self, x: Expr, y: Expr, operator: str) -> Expr:
-        dtype = Semantic.promote(x.dtype, y.dtype)
-        if dtype.is_float and operator in ("&", "|", "^", "<<", ">>", "//", "%"):
-            operator = "+"
-        if operator == "/" and not dtype.is_float:
-            dtype = F32
-        elif dtype == I1 and operator not in ("&", "|", "^"):
-            dtype = I32
-        return Expr(f"({x.text} {operator} {y.text})", joined(x.shape, y.shape), dtype)
-
-    def _operator(self) -> str:
-        return self.pick("+", "-", "*", "/", "//", "%", "&", "|", "^", "<<", ">>")
-
-    def _binary(self, depth: int, limit: Shape) -> Expr:
-        x, y = self.expression(depth, limit), self.expression(depth, limit)
-        return self.binary(x, y, self._operator())
-
-    def _constant(self, depth: int, limit: Shape) -> Expr:
-        x = self.expression(depth, limit)
-        y = Expr(self.constant(x.dtype), (), x.dtype if x.dtype != I1 else I32)
-        return self.binary(x, y, self._operator()) if self.chance(60) else self.binary(y, x, "-")
-
-    def _unary(self, depth: int, limit: Shape) -> Expr:
-        x = self.expression(depth, limit)
-        if not x.dtype.is_float and self.chance(40):
-            return Expr(f"(~{x.text})", x.shape, x.dtype)
-        kind = self.pick("-", "tl.abs", "tl.sqrt", "tl.floor", "tl.ceil")
-        if kind.startswith("tl.") and kind != "tl.abs" and not x.dtype.is_float:
-            kind = "-"
-        return Expr(f"{kind}({x.text})", x.shape, I32 if x.dtype == I1 else x.dtype)
-
-    def _cast(self, depth: int, limit: Shape) -> Expr:
-        x, to = self.expression(depth, limit), self.pick(*TYPES)
-        return Expr(f"({x.text}).to(tl.{NAMES[to]})", x.shape, to)
-
-    def _extreme(self, depth: int, limit: Shape) -> Expr:
-        x, y = self.expression(depth, limit), self.expression(depth, limit)
-        dtype = Semantic.promote(x.dtype, y.dtype)
-        name = self.pick("maximum", "minimum")
-        dtype = I32 if dtype == I1 else dtype
-        return Expr(f"tl.{name}({x.text}, {y.text})", joined(x.shape, y.shape), dtype)
-
-    def condition(self, limit: Shape) -> str:
-        return self._compare(0, limit).text
-
-    def _compare(self, depth: int, limit: Shape) -> Expr:
-        x, y = self.expression(depth, limit), self.expression(depth, limit)
-        sign = self.pick("<", "<=", "==", "!=", ">", ">=")
-        return Expr(f"({x.text} {sign} {y.text})", joined(x.shape, y.shape), I1)
-
-    def _where(self, depth: int, limit: Shape) -> Expr:
-        c = self._compare(0, limit)
-        x, y = self.expression(depth, limit), self.expression(depth, limit)
-        shape = joined(c.shape, joined(x.shape, y.shape))
-        text = f"tl.where({c.text}, {x.text}, {y.text})"
-        return Expr(text, shape, Semantic.promote(x.dtype, y.dtype))
-
-    def _float(self, x: Expr) -> Expr:
-        return x if x.dtype.is_float else Expr(f"({x.text}).to(tl.float32)", x.shape, F32)
-
-    def _math(self, depth: int, limit: Shape) -> Expr:
-        x = self._float(self.expression(depth, limit))
-        return Expr(f"tl.{self.pick(*MATH)}({x.text})", x.shape, x.dtype)
-
-    def _fma(self, depth: int, limit: Shape) -> Expr:
-        parts = [self._float(self.expression(depth if i == 0 else 0, limit)) for i in range(3)]
-        dtype, shape = parts[0].dtype, parts[0].shape
-        for part in parts[1:]:
-            dtype, shape = Semantic.promote(dtype, part.dtype), joined(shape, part.shape)
-        return Expr(f"tl.fma({', '.join(p.text for p in parts)})", shape, dtype)
-
-    def _reduce(self, depth: int, limit: Shape) -> Expr:
-        """Along one axis, which comes back with size 1."""
-        x = self.expression(depth, limit)
-        if not x.shape:
-            return x
-        kind = self.pick("sum", "max", "min", "argmax", "argmin")
-        axis = self.number(0, len(x.shape) - 1)
-        dtype = I32 if kind.startswith("arg") else x.dtype
-        if kind == "sum" and dtype in (BF16, F16):
-            dtype = F32
-        elif kind == "sum" and not dtype.is_float and dtype.bits < 32:
-            dtype = U32 if dtype.kind == "uint" else I32
-        shape = tuple(1 if i == axis else n for i, n in enumerate(x.shape))
-        return Expr(f"tl.{kind}({x.text}, {axis}, keep_dims=True)", shape, dtype)
-
-    def _rearranged(self, depth: int, limit: Shape) -> Expr:
-        x = self.expression(depth, limit)
-        if len(x.shape) < 2:
-            return x
-        if self.chance(50):
-            return Expr(f"tl.trans(tl.trans({x.text}))", x.shape, x.dtype)
-        return Expr(f"tl.reshape(tl.ravel({x.text}), {list(x.shape)})", x.shape, x.dtype)
-
     # --- statements -----------------------------------------------------------------------
 
     def statement(self, depth: int) -> None:
-        kinds = ["let", "let", "let", "load", "narrow", "through_memory"]
+        kinds = ["let", "let", "let", "load", "narrow", "through_memory", "atomic", "swap"]
+        if len(self.shape) > 1:
+            kinds += ["dot", "dot", "dot"]
+        if self.span != LONG:
+            kinds += ["block_pointer"]
         if depth:
-            kinds += ["loop", "branch", "repeat"]
-        if len(self.shape) == 2:
-            kinds += ["dot", "dot"]
-        getattr(self, f"_{kind}" if hasattr(self, f"_{(kind := self.pick(*kinds))}") else kind)(
-            depth
-        )
+            kinds += ["loop", "branch", "repeat", "pair"]
+            if len(self.shape) == 2:
+                kinds += ["matmul"]
+        getattr(self, f"_{self.pick(*kinds)}")(depth)
 
     def _let(self, depth: int) -> None:
         self.let(self.expression(self.pick(3, 2), self.shape))
@@ -357,19 +110,40 @@ class Generator:
     def _load(self, depth: int) -> None:
         self.load(self.shape)
 
+    def _narrow_shape(self) -> Shape:
+        shape = tuple(1 if self.chance(50) else d for d in self.shape)
+        return shape[self.number(0, len(shape) - 1) :]
+
     def _narrow(self, depth: int) -> None:
         """A tile some of whose dimensions are 1 or missing."""
-        shape = tuple(1 if self.chance(50) else d for d in self.shape)
-        self.load(shape[self.number(0, len(shape) - 1) :])
+        self.load(self._narrow_shape())
 
     def _through_memory(self, depth: int) -> None:
         self.through_memory(depth)
 
+    def _return(self) -> None:
+        """Ends one of the programs of the grid."""
+        self.line(f"if {self.leaf(()).text} {self.pick('==', '<')} {self.pick(0, 1)}:")
+        tile = self.leaf(self.shape)
+        if tile.shape == self.shape and self.chance(50):
+            text, _ = self.offsets(self.shape)
+            self.line(f"    tl.store(buffer_f32 + (pid * {self.span} + {text}), {tile.text})")
+        self.line("    return")
+
+    # --- loops and branches ---------------------------------------------------------------
+
+    def _variables(self) -> list[Expr]:
+        return [v for v in reversed(self.vars) if v.text.startswith("v")]
+
     def _updates(self, depth: int) -> None:
         """Assignments to variables that exist, which keep their types."""
-        names = [v for v in self.vars if v.text.startswith("v")]
-        for _ in range(self.number(1, 3)):
-            v = self.pick(*reversed(names))
+        for _ in range(self.number(1, 5)):
+            v = self.pick(*self._variables())
+            twins = [w for w in self._variables() if (w.shape, w.dtype) == (v.shape, v.dtype)]
+            if len(twins) > 1 and self.chance(20):
+                w = self.pick(*twins)
+                self.line(f"{v.text}, {w.text} = {w.text}, {v.text}")
+                continue
             e = self.expression(1, v.shape)
             operator = self.pick("+", "-", "*", "^") if not v.dtype.is_float else self.pick(*"+-*")
             update = self.binary(v, e, operator)
@@ -384,9 +158,12 @@ class Generator:
         self._updates(depth)
         self.indent, self.vars = before
 
-    def _loop(self, depth: int) -> None:
+    def _name(self, prefix: str) -> str:
         self.count += 1
-        index = Expr(f"i{self.count}", (), I32)
+        return f"{prefix}{self.count}"
+
+    def _loop(self, depth: int) -> None:
+        index = Expr(self._name("i"), (), I32)
         bounds = self.pick("0, 3", "1, n, 13", "0, pid + 1", "pid, 4, 2", "0, 0")
         kind = "tl.static_range(3)" if self.chance(15) else f"range({bounds})"
         self._inside(
@@ -394,10 +171,10 @@ class Generator:
         )
 
     def _repeat(self, depth: int) -> None:
-        self.count += 1
-        left = f"left{self.count}"
+        left = self._name("left")
         self.line(f"{left} = {self.pick('0', 'pid + 1', '3')}")
-        self._inside(depth - 1, f"while {left} > 0:")
+        more = f" and {self._compare(0, ()).text}" if self.chance(30) else ""
+        self._inside(depth - 1, f"while {left} > 0{more}:")
         self.line(f"    {left} -= 1")
 
     def _branch(self, depth: int) -> None:
@@ -406,24 +183,154 @@ class Generator:
         if self.chance(60):
             self._inside(depth - 1, "else:")
 
+    # --- tuples and calls -----------------------------------------------------------------
+
+    def _pair(self, depth: int) -> None:
+        """A tuple that a loop carries."""
+        x, y = self.pick(*self._variables()), self.pick(*self._variables())
+        pair = self._name("pair")
+        self.line(f"{pair} = ({x.text}, {y.text})")
+        self.line(f"for {self._name('i')} in range({self.pick('0, 3', 'pid, 3')}):")
+        parts = []
+        for i, part in enumerate((x, y)):
+            own = Expr(f"{pair}[{i}]", part.shape, part.dtype)
+            new = self.binary(own, self.expression(1, part.shape), "+")
+            parts.append(f"({new.text}).to(tl.{NAMES[part.dtype]})")
+        if (x.shape, x.dtype) == (y.shape, y.dtype) and self.chance(50):
+            parts.reverse()
+        self.line(f"    {pair} = ({', '.join(parts)})")
+        for i, part in enumerate((x, y)):
+            self.let(Expr(f"{pair}[{i}]", part.shape, part.dtype))
+
+    def _swap(self, depth: int) -> None:
+        """A call that returns two values, early in one of the cases."""
+        x = self.pick(*self._variables())
+        y = self.expression(1, x.shape)
+        other = f"({y.text} + {x.text}).to(tl.{NAMES[x.dtype]})"
+        if y.dtype.is_float != x.dtype.is_float and not y.dtype.is_float:
+            other = f"({y.text}).to(tl.{NAMES[x.dtype]}) + {x.text} * 0"
+        if x.dtype.name == "i1":
+            return
+        condition = self._compare(0, ()).text if self.chance(80) else "True"
+        first, second = self._name("v"), self._name("v")
+        self.line(f"{first}, {second} = swapped({condition}, {x.text}, {other})")
+        self.vars += [Expr(first, x.shape, x.dtype), Expr(second, x.shape, x.dtype)]
+
+    # --- memory ---------------------------------------------------------------------------
+
+    def _atomic(self, depth: int) -> None:
+        """An atomic operation on places of the program's own, some of them twice."""
+        shape, dtype = self._narrow_shape(), self.pick(I32, F32)
+        if math.prod(shape) > 1024:
+            shape = ()
+        kinds = ["add", "max", "min", "xchg", "cas"] + ["and", "or", "xor"] * (dtype == I32)
+        kind = self.pick(*kinds)
+        value = self.expression(1, shape)
+        text, _ = self.offsets(shape, dense=True) if shape else ("9", 1)
+        if self.chance(30):
+            text = f"({text} & 15)"
+        places = f"buffer_{dtype} + (pid * {self.span} + {text})"
+        if kind == "cas":
+            old = f"tl.atomic_cas({places}, {self.constant(dtype)}, {value.text})"
+        elif self.chance(40):
+            mask = self.condition(shape)
+            called = f"tl.atomic_{kind}({places}, {value.text}, mask={mask})"
+            old = f"tl.where({mask}, {called}, 0)"
+        else:
+            old = f"tl.atomic_{kind}({places}, {value.text})"
+        self.let(Expr(old, shape, dtype))
+
+    def _block_pointer(self, depth: int) -> None:
+        """A block pointer that is read, or moved and read, or written."""
+        shape, rank = self.shape, len(self.shape)
+        dtype = self.pick(*TYPES)
+        sizes = [self.number(1, 12 if rank == 3 else 40) for _ in shape]
+        order = list(range(rank))
+        if rank == 2 and self.chance(30):
+            order.reverse()
+        strides, step = [0] * rank, self.pick(1, 1, 1, 2)
+        for d in reversed(order):
+            strides[d] = step
+            step *= sizes[d] + self.number(0, 4)
+        corner = [self.number(-3, 12) for _ in shape]
+        by = [self.pick(0, 1, 2) for _ in shape]
+        reach = [max(n, corner[d] + 2 * by[d] + shape[d]) * strides[d] for d, n in enumerate(sizes)]
+        inside = sum(reach) < self.span
+        checked = [d for d in range(rank) if not inside or corner[d] < 0 or self.chance(60)]
+        write = self.chance(25)
+        base = f"buffer_{(dtype := self.pick(I32, F32))} + pid * {self.span}" if write else ""
+        block = self._name("block")
+        made = f"{base or f'in_{dtype}'}, {sizes}, {strides}, {corner}, {list(shape)}, {order}"
+        self.line(f"{block} = tl.make_block_ptr({made})")
+        if write:
+            value = self.expression(1, shape)
+            self.line(f"tl.store({block}, {value.text}, boundary_check={checked})")
+            return
+        padding = self.pick('""', '"zero"', '"nan"') if dtype.is_float else '""'
+        load = f"tl.load({block}, boundary_check={checked}, padding_option={padding})"
+        v = self.let(Expr(load, shape, dtype))
+        if depth and self.chance(50):
+            self.line(f"for {self._name('i')} in range(2):")
+            self.line(f"    {block} = tl.advance({block}, {by})")
+            self.line(f"    {v.text} = ({v.text} + {load}).to(tl.{NAMES[dtype]})")
+
+    # --- multiplication -------------------------------------------------------------------
+
+    def _accumulator(self, dtype: DType) -> str:
+        found = [v for v in self.vars if v.shape == self.shape and v.dtype == dtype]
+        return f", {self.pick(*found).text}" if found and self.chance(40) else ""
+
     def _dot(self, depth: int) -> None:
-        rows, columns = self.shape
-        acc = [v for v in self.vars if v.shape == self.shape and v.dtype == F32]
-        more = f", {self.pick(*acc).text}" if acc and self.chance(40) else ""
-        if columns == 32 and self.chance(60):
+        *batch, rows, columns = self.shape
+        if columns == 32 and not batch and self.chance(60):
             k = 8 * self.number(1, 8)
             made = f"tl.int4_tensor(packed, dot_f32, None, [{k}, 64], {k}, [{k}, 32])"
-            b, name = f"{made}.load([0, 32 * pid])", "bf16"
+            b, source = f"{made}.load([0, 32 * pid])", self.pick("dot_bf16", "in_i8")
         else:
-            k, name = self.pick(1, 3, 8, 16, 17, 32), self.pick("bf16", "f32")
-            b = self._operand(name, (k, columns))
-        a = self._operand(name, (rows, k))
-        self.let(Expr(f"tl.dot({a}, {b}{more})", self.shape, F32))
+            k = self.pick(1, 3, 4, 8, 16, 17, 32, 64)
+            source = self.pick("dot_bf16", "dot_f16", "dot_f32", "dot_f64")
+            b = self._operand(source, (*batch, k, columns))
+        a = self._operand(source, (*batch, rows, k))
+        dtype = {"in_i8": I32, "dot_f64": F64}.get(source, F32)
+        self.let(Expr(f"tl.dot({a}, {b}{self._accumulator(dtype)})", self.shape, dtype))
 
-    def _operand(self, name: str, shape: Shape) -> str:
-        text, _ = self.offsets(shape, dense=True)
-        loaded = f"tl.load(dot_{name} + ({text} + {self.number(0, 9)}))"
-        return f"({loaded} + pid).to(tl.{NAMES[DTYPES[name]]})" if self.chance(30) else loaded
+    def _operand(self, source: str, shape: Shape, more: Iterable[str] = ()) -> str:
+        """A tile of numbers that are multiplied, as they lie in memory, turned, or computed."""
+        dtype = DTYPES[source.split("_")[1]]
+        kind = self.pick("plain", "plain", "computed", "turned", "columns", "masked", "block")
+        start = " + ".join((str(self.number(0, 9)), *more))
+        if kind == "block" and not more and len(shape) == 2:
+            return self._block(source, shape, dtype).text
+        turned = (*shape[:-2], shape[-1], shape[-2])
+        text, _ = self.offsets(turned if kind == "turned" else shape, dense=True)
+        if kind == "columns" and len(shape) == 2:
+            rows, columns = shape
+            text = f"tl.arange(0, {rows})[:, None] + tl.arange(0, {columns})[None, :] * {rows}"
+        mask = f", mask=({text}) < n" if kind == "masked" else ""
+        loaded = f"tl.load({source} + ({text} + {start}){mask})"
+        if kind == "turned":
+            return f"tl.trans({loaded})" if self.chance(50) else f"{loaded}.T"
+        return f"({loaded} + pid).to(tl.{NAMES[dtype]})" if kind == "computed" else loaded
+
+    def _matmul(self, depth: int) -> None:
+        """A loop over blocks of k that carries the sums."""
+        rows, columns = self.shape
+        k, source = (
+            self.pick(2, 8, 16, 17, 32),
+            self.pick("dot_bf16", "dot_f16", "dot_f32", "dot_f64"),
+        )
+        dtype = F64 if source == "dot_f64" else F32
+        zeros = f"tl.zeros({list(self.shape)}, tl.{NAMES[dtype]})"
+        acc = self.let(Expr(zeros, self.shape, dtype)).text
+        index = self._name("i")
+        a = self._operand(source, (rows, k), [f"{index} * 8"])
+        b = self._operand(source, (k, columns), [f"{index} * {columns}"])
+        self.line(f"for {index} in range({self.pick('0, 3', 'pid, 4', '0, n, 16')}):")
+        if self.chance(30):
+            by = self.pick("0.5", "real", f"tl.sum({acc}, 1)[:, None]")
+            self.line(f"    {acc} = ({acc} * {by}).to(tl.{NAMES[dtype]})")
+        sums = f"tl.dot({a}, {b}, {acc})" if self.chance(70) else f"{acc} + tl.dot({a}, {b})"
+        self.line(f"    {acc} = {sums}")
 
 
 @st.composite

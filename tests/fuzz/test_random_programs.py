@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from amxq.runtime.targets import available_targets
 from tests.compiler.conftest import *  # noqa: F403
 from tests.fuzz import runner
-from tests.fuzz.programs import Program, programs
+from tests.fuzz.expressions import Program
+from tests.fuzz.programs import programs
 
 
 def fuzz(count: int, number: int | None) -> None:
