@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from amxq.errors import AmxqError, DTypeError, LayoutError, ShapeError
+from amxq.errors import AmxqError, ArgumentError, DTypeError, LayoutError, ShapeError
 from amxq.quantization.packed import PANEL, SCALE_DTYPES, PackedWeight
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "swiglu")
@@ -39,17 +39,17 @@ class Sizes(NamedTuple):
 def check_activation(
     kind: str, interleaved: bool, limit: float | None, alpha: float | None
 ) -> Activation:
-    """Raises DTypeError for an activation or precision that there is not."""
+    """Raises ArgumentError for an activation that there is not."""
     if kind not in ACTIVATIONS:
-        raise DTypeError(
+        raise ArgumentError(
             f"activation={kind!r}: expected one of {', '.join(map(repr, ACTIVATIONS))}"
         )
     if alpha is not None and kind != "swiglu":
-        raise DTypeError(f"alpha={alpha} with activation={kind!r}; only 'swiglu' has an alpha")
+        raise ArgumentError(f"alpha={alpha} with activation={kind!r}; only 'swiglu' has an alpha")
     if limit is None and kind == "swiglu":
         limit = _LIMIT
     if limit is not None and not limit > 0:
-        raise ShapeError(f"limit={limit}; expected a number above 0, or None for no limit")
+        raise ArgumentError(f"limit={limit}; expected a number above 0, or None for no limit")
     return Activation(kind, interleaved, limit, _ALPHA if alpha is None else alpha)
 
 
@@ -183,10 +183,10 @@ def refuse(
     be absent."""
     for name, value in names.items():
         if not isinstance(value, str):
-            raise DTypeError(f"{name} is {value!r}; expected its name, a string")
+            raise ArgumentError(f"{name} is {value!r}; expected its name, a string")
     for name, value in numbers.items():
         if value is not None and not isinstance(value, (int, float)):
-            raise DTypeError(f"{name} is {value!r}; expected a number or None")
+            raise ArgumentError(f"{name} is {value!r}; expected a number or None")
     for name, tensor in tensors.items():
         optional = name.endswith((".zeros", ".perm", "_map", "_bias"))
         if tensor is None and optional:

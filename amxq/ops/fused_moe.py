@@ -81,6 +81,7 @@ def fused_moe(
     Raises:
         ShapeError, DTypeError, LayoutError: the tensors do not fit, or an id is not an expert's; no
             expert has run.
+        ArgumentError: there is no such activation or precision, or a number is out of range.
         TargetError: this CPU cannot run the target that was asked for.
     """
     for name, weight in (("w13", w13), ("w2", w2)):

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from amxq.errors import DTypeError, LayoutError, ShapeError
+from amxq.errors import ArgumentError, LayoutError, ShapeError
 from amxq.ir.types import I32, U8, PointerType, Type
 from amxq.ops import linear as one
 from amxq.ops import schedule
@@ -48,6 +48,7 @@ def gated_linear(
 
     Raises:
         ShapeError, DTypeError, LayoutError: the tensors do not fit; nothing has run.
+        ArgumentError: there is no such precision or activation.
         TargetError: this CPU cannot run the target that was asked for.
     """
     _check_no_perm(gate, up)
@@ -132,7 +133,7 @@ def _check_weights(gate: PackedWeight, up: PackedWeight, activation: str) -> tup
     """(N, K, group size) of two weights that belong together."""
     if activation not in ACTIVATIONS:
         names = ", ".join(map(repr, ACTIVATIONS))
-        raise DTypeError(f"activation={activation!r}; expected one of {names}")
+        raise ArgumentError(f"activation={activation!r}; expected one of {names}")
     K, N, G = one.check_weight(*gate)
     if one.check_weight(*up) != (K, N, G):
         raise ShapeError(

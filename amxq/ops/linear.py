@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from amxq.errors import AmxqError, DTypeError, LayoutError, ShapeError
+from amxq.errors import AmxqError, ArgumentError, DTypeError, LayoutError, ShapeError
 from amxq.ops import schedule
 from amxq.ops.activations import bf16_parts, ordered_rows
 from amxq.ops.bound import BoundCall
@@ -68,6 +68,7 @@ def linear(
 
     Raises:
         ShapeError, DTypeError, LayoutError: the tensors do not fit; nothing has run.
+        ArgumentError: there is no such precision or activation.
         TargetError: this CPU cannot run the target that was asked for.
     """
     try:
@@ -343,9 +344,9 @@ def check_activations(
 
 
 def check_precision(precision: object) -> None:
-    """Raises DTypeError for what is none of PRECISIONS."""
+    """Raises ArgumentError for what is none of PRECISIONS."""
     if precision not in PRECISIONS:
-        raise DTypeError(f"precision is {precision!r}; expected one of {', '.join(PRECISIONS)}")
+        raise ArgumentError(f"precision is {precision!r}; expected one of {', '.join(PRECISIONS)}")
 
 
 def _check_bias(bias: torch.Tensor, N: int) -> None:

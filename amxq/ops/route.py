@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from amxq.errors import DTypeError, LayoutError, ShapeError
+from amxq.errors import ArgumentError, DTypeError, LayoutError, ShapeError
 from amxq.ir.types import F32, I32, I64, Type
 from amxq.runtime.compiler import Launchable
 from amxq.runtime.jit import pointers
@@ -59,7 +59,7 @@ def route(
         lower expert comes first. The ids of a token differ; scores of NaN or -inf come last.
 
     Raises:
-        ShapeError, DTypeError, LayoutError: the arguments do not fit.
+        ShapeError, DTypeError, LayoutError, ArgumentError: the arguments do not fit.
     """
     if not isinstance(logits, torch.Tensor):
         raise DTypeError(f"logits is a {type(logits).__name__}; expected a torch.Tensor")
@@ -67,7 +67,7 @@ def route(
         raise LayoutError(f"logits is {logits.layout} on {logits.device}; expected a CPU tensor")
     for name, value in {"topk": topk, "num_groups": num_groups, "topk_groups": topk_groups}.items():
         if not isinstance(value, (int, torch.SymInt)) and (value is not None or name == "topk"):
-            raise DTypeError(f"{name} is {value!r}; expected a whole number")
+            raise ArgumentError(f"{name} is {value!r}; expected a whole number")
     return torch.ops.amxq.route(  # type: ignore[no-any-return]
         logits,
         topk,
@@ -155,19 +155,19 @@ def _check(
         )
     E = logits.shape[1]
     if scoring not in SCORINGS:
-        raise DTypeError(f"scoring={scoring!r}; expected {' or '.join(map(repr, SCORINGS))}")
+        raise ArgumentError(f"scoring={scoring!r}; expected {' or '.join(map(repr, SCORINGS))}")
     if num_groups < 1 or E % num_groups:
-        raise ShapeError(f"num_groups={num_groups}; expected a divisor of E = {E}")
+        raise ArgumentError(f"num_groups={num_groups}; expected a divisor of E = {E}")
     top_groups = num_groups if topk_groups is None else topk_groups
     if not 1 <= top_groups <= num_groups:
-        raise ShapeError(f"topk_groups={topk_groups}; expected 1 to num_groups = {num_groups}")
+        raise ArgumentError(f"topk_groups={topk_groups}; expected 1 to num_groups = {num_groups}")
     if scoring == "sigmoid" and top_groups < num_groups and E // num_groups < 2:
         raise ShapeError(
             f"num_groups={num_groups} of E = {E}; expected two experts or more in each"
         )
     most = E // num_groups * top_groups
     if not 1 <= topk <= most:
-        raise ShapeError(f"topk={topk}; expected 1 to {most}, the experts that can be chosen")
+        raise ArgumentError(f"topk={topk}; expected 1 to {most}, the experts that can be chosen")
     if correction_bias is not None:
         if not correction_bias.is_floating_point():
             raise DTypeError(f"correction_bias has dtype {correction_bias.dtype}; expected floats")

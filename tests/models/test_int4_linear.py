@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import amxq
-from amxq.errors import DTypeError, LayoutError, ShapeError
+from amxq.errors import ArgumentError, DTypeError, LayoutError, ShapeError
 
 
 def packed(
@@ -43,7 +43,7 @@ def test_precision() -> None:
     assert "precision=int8" in repr(copy.deepcopy(layer))
     layer.precision = "bf16"
     assert torch.equal(layer(x), amxq.linear(x, *w))
-    with pytest.raises(DTypeError, match="precision is 'int3'; expected one of bf16, int8"):
+    with pytest.raises(ArgumentError, match="precision is 'int3'; expected one of bf16, int8"):
         amxq.Int4Linear.from_packed(w, precision="int3")
 
 

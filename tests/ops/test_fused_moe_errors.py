@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import amxq
-from amxq.errors import AmxqError, DTypeError, LayoutError, ShapeError
+from amxq.errors import AmxqError, ArgumentError, DTypeError, LayoutError, ShapeError
 
 E, H, I = 3, 64, 32  # noqa: E741
 GENERATOR = torch.Generator().manual_seed(0)
@@ -88,15 +88,15 @@ WRONG = [
     ({"w2_bias": torch.zeros(H)}, ShapeError, "w2_bias has shape"),
     ({"w2_bias": torch.zeros(E, H).int()}, DTypeError, "w2_bias has dtype torch.int32"),
     ({"w2_bias": 0.5}, DTypeError, "w2_bias is a float"),
-    ({"activation": "relu"}, DTypeError, "activation='relu': expected one of 'silu'"),
-    ({"alpha": 2.0}, DTypeError, "only 'swiglu' has an alpha"),
-    ({"limit": 0.0}, ShapeError, "limit=0.0"),
-    ({"limit": float("nan")}, ShapeError, "limit=nan"),
-    ({"precision": "int4"}, DTypeError, "'int4'"),
-    ({"precision": None}, DTypeError, "precision is None"),
-    ({"activation": None}, DTypeError, "activation is None"),
-    ({"limit": "7"}, DTypeError, "limit is '7'"),
-    ({"routed_scaling_factor": "1"}, DTypeError, "routed_scaling_factor is '1'"),
+    ({"activation": "relu"}, ArgumentError, "activation='relu': expected one of 'silu'"),
+    ({"alpha": 2.0}, ArgumentError, "only 'swiglu' has an alpha"),
+    ({"limit": 0.0}, ArgumentError, "limit=0.0"),
+    ({"limit": float("nan")}, ArgumentError, "limit=nan"),
+    ({"precision": "int4"}, ArgumentError, "'int4'"),
+    ({"precision": None}, ArgumentError, "precision is None"),
+    ({"activation": None}, ArgumentError, "activation is None"),
+    ({"limit": "7"}, ArgumentError, "limit is '7'"),
+    ({"routed_scaling_factor": "1"}, ArgumentError, "routed_scaling_factor is '1'"),
 ]
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import amxq
-from amxq.errors import AmxqError, DTypeError, LayoutError, ShapeError
+from amxq.errors import AmxqError, ArgumentError, DTypeError, LayoutError, ShapeError
 
 N, K, G = 40, 64, 2
 Q = torch.randint(0, 16, (N, K), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
@@ -97,9 +97,9 @@ WRONG = [
     ({"out": 3}, DTypeError, "out is a int"),
     ({"out": X.new_empty(3, N).to_sparse()}, LayoutError, "out has layout"),
     # precision
-    ({"precision": None}, DTypeError, "precision is None"),
-    ({"precision": ["bf16"]}, DTypeError, "precision is "),
-    ({"precision": "int4"}, DTypeError, "'int4'"),
+    ({"precision": None}, ArgumentError, "precision is None"),
+    ({"precision": ["bf16"]}, ArgumentError, "precision is "),
+    ({"precision": "int4"}, ArgumentError, "'int4'"),
     # raw triples
     ({"qweight": RAW[0], "scales": RAW[1], "zeros": W.zeros}, DTypeError, "zeros has dtype"),
     ({"qweight": RAW[0], "scales": RAW[1].T, "zeros": RAW[2]}, ShapeError, "qweight"),
