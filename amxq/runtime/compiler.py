@@ -195,6 +195,10 @@ class CompiledKernel:
         that runs on the calling thread, and where OpenMP is on NAME_omp, which runs on its
         threads.
 
+        What was compiled for an integer that is 1 or a multiple of 16 takes such ones only: the
+        header says which, and asserts it. Hand types, ``tl.int32``, to ``warmup`` in place of
+        numbers for an object that takes any.
+
         Args:
             folder: made if it does not exist.
             name: prefix of all names in C; default: the kernel's. Kernels that are linked into

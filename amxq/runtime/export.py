@@ -38,14 +38,15 @@ _HEADER = """\
  * compiled by amxq {version} for target {target}, which needs a CPU with
  * {flags}.
  * Compiled in: {constants}.
+ * Taken for granted: {facts}.
  *
- * Nothing is checked: the caller's arrays must be as large as the kernel takes them to be.
- * bf16 and fp16 elements are their bits, uint16_t.
+ * Nothing else is checked: the caller's arrays must be as large as the kernel takes them to be, and
+ * aligned as their elements are. bf16 and fp16 elements are their bits, uint16_t.
  */
 #ifndef AMXQ_{guard}_H
 #define AMXQ_{guard}_H
 
-#include <stdint.h>
+{include}#include <stdint.h>
 {permission}
 #ifdef __cplusplus
 extern "C" {{
@@ -63,7 +64,7 @@ void {name}_parallel(const struct {name}_slots *slots);
 /* Runs all programs of the grid on the calling thread. */
 static inline void {name}(int64_t grid_x, int64_t grid_y, int64_t grid_z{arguments})
 {{
-    struct {name}_slots slots = {{{{grid_x, grid_y, grid_z}}, 0, 0{values}}};
+{checks}    struct {name}_slots slots = {{{{grid_x, grid_y, grid_z}}, 0, 0{values}}};
     if (grid_x > 0 && grid_y > 0 && grid_z > 0)
         {name}_serial(&slots);
 }}
@@ -74,7 +75,7 @@ static inline void {name}(int64_t grid_x, int64_t grid_y, int64_t grid_z{argumen
 /* Runs them on OpenMP's threads, each a contiguous share. */
 static inline void {name}_omp(int64_t grid_x, int64_t grid_y, int64_t grid_z{arguments})
 {{
-    struct {name}_slots slots = {{
+{checks}    struct {name}_slots slots = {{
         {{grid_x, grid_y, grid_z}}, omp_get_thread_num, omp_get_num_threads{values}}};
     if (grid_x > 0 && grid_y > 0 && grid_z > 0) {{
 #pragma omp parallel
@@ -123,6 +124,12 @@ def _header(compiled: CompiledKernel, name: str) -> str:
         (_name_in_c(parameter, i), *_types_in_c(type_))
         for i, (parameter, type_) in enumerate(compiled.params.items())
     ]
+    checks = [
+        f"{n} == 1" if fact == 1 else f"{n} % {fact} == 0"
+        for (parameter, _), (n, *_) in zip(compiled.params.items(), declared)
+        if (fact := compiled.facts.get(parameter))
+    ]
+    facts = " and ".join(checks) + ", which assert() checks" if checks else "nothing"
     constants = ", ".join(f"{n} = {v!r}" for n, v in compiled.constants.items()) or "nothing"
     return _HEADER.format(
         name=name,
@@ -133,6 +140,9 @@ def _header(compiled: CompiledKernel, name: str) -> str:
         target=compiled.target.name,
         flags=", ".join(sorted(compiled.target.cpu_flags)),
         constants=constants.replace("*/", "* /"),
+        facts=facts,
+        include="#include <assert.h>\n" if checks else "",
+        checks="".join(f"    assert({check});\n" for check in checks),
         permission=_PERMISSION if amx.FLAGS <= compiled.target.cpu_flags else "",
         fields="".join(f"    {_declaration(slot, n)};\n" for n, _, slot in declared),
         arguments="".join(f", {_declaration(argument, n)}" for n, argument, _ in declared),

@@ -135,6 +135,44 @@ def test_an_int4_linear_on_tiles(tmp_path: Path) -> None:
     assert build_and_run(tmp_path, LINEAR) == "right\n"
 
 
+STRIDED = r"""
+#include <stdio.h>
+#include "strided.h"
+
+int main(int argc, char **argv)
+{
+    float x[64] = {1, 2}, y[64] = {0};
+    (void)argv;
+    strided(1, 1, 1, x, 1, argc > 1 ? 20 : 32, y);
+    printf("%g %g\n", y[0], y[31]);
+    return 0;
+}
+"""
+
+
+@amxq.jit
+def strided(x, stride, n, y, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(y + at, tl.load(x + at * stride, mask=at < n) + n, mask=at < n)
+
+
+@needs_cc
+def test_what_was_compiled_in_is_said_and_asserted(tmp_path: Path) -> None:
+    target, x = available_targets()[-1], torch.float32
+    strided.warmup(x, 1, 32, x, BLOCK=64, target=target).export(tmp_path)
+    header = (tmp_path / "strided.h").read_text()
+    assert "Taken for granted: stride == 1 and n % 16 == 0, which assert() checks." in header
+    assert build_and_run(tmp_path, STRIDED) == "33 32\n"
+    wrong = subprocess.run([tmp_path / "main", "20"], capture_output=True, text=True)
+    assert wrong.returncode and "n % 16 == 0" in wrong.stderr
+    strided.warmup(x, tl.int32, tl.int32, x, BLOCK=64, target=target).export(tmp_path)
+    header = (tmp_path / "strided.h").read_text()
+    assert "Taken for granted: nothing." in header and "assert" not in header
+    assert build_and_run(tmp_path, STRIDED) == "33 32\n"
+    run = subprocess.run([tmp_path / "main", "20"], check=True, capture_output=True, text=True)
+    assert run.stdout == "21 0\n"
+
+
 def test_the_header_says_what_it_is(tmp_path: Path) -> None:
     exported(tmp_path / "new" / "folder", "avx2", None, 256)
     header = (tmp_path / "new" / "folder" / "scale.h").read_text()
