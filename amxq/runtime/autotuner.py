@@ -111,10 +111,24 @@ class Autotuner(Chooser):
                 f"prune_configs_by has {', '.join(sorted(unknown))}, expected some of "
                 f"{', '.join(sorted(_PRUNERS))}"
             )
+        count = prune_configs_by.get("top_k", 1.0)
+        share = isinstance(count, float) and 0 < count <= 1
+        if not share and not (isinstance(count, int) and count >= 1):
+            raise ArgumentError(
+                f"top_k is {count!r}, expected how many configurations to time, 1 or more, or a "
+                "share of them, above 0.0 and up to 1.0"
+            )
         self.key, self._prune_by = list(key), dict(prune_configs_by)
         self._zeroed, self._restored = list(reset_to_zero), list(restore_value)
         self._warmup, self._rep = warmup, rep
         self._constants = {name for config in self.configs for name in config.all_kwargs()}
+        for config in self.configs:
+            lacking = self._constants - {"num_threads", *config.kwargs} - {*self._known({})}
+            if lacking:
+                raise ArgumentError(
+                    f"the configuration {{{config}}} of {self.kernel_source.name} has no "
+                    f"{', '.join(sorted(lacking))}, which others have: give it in each"
+                )
         self._chosen: dict[tuple[Any, ...], Config] = {}
         self.best_config: Config | None = None
 
@@ -208,7 +222,7 @@ class Autotuner(Chooser):
                 )
         if model is not None:
             count = self._prune_by.get("top_k", 1.0)
-            if isinstance(count, float) and count <= 1:
+            if isinstance(count, float):
                 count = max(1, int(len(self.configs) * count))
             configs = sorted(configs, key=lambda c: model(**{**known, **c.all_kwargs()}))[:count]
         return configs

@@ -155,6 +155,18 @@ def test_pruning() -> None:
         tuned(prune_configs_by={"early_config_prune": lambda *_: []})[(1,)](torch.zeros(16), 16)
 
 
+@pytest.mark.parametrize("count", [0, -1, 0.0, 1.5, "1"])
+def test_pruning_to_nothing(count: Any) -> None:
+    with pytest.raises(ArgumentError, match=f"top_k is {count!r}, expected how many"):
+        tuned(prune_configs_by={"perf_model": lambda **_: 0.0, "top_k": count})
+
+
+def test_a_configuration_that_lacks_a_parameter() -> None:
+    configs = [amxq.Config({"BLOCK": 16, "TIMES": 1}), amxq.Config({"BLOCK": 32})]
+    with pytest.raises(ArgumentError, match=r"\{BLOCK: 32\} of repeat has no TIMES, which others"):
+        tuned(configs=configs)
+
+
 def test_heuristics_inside_and_outside() -> None:
     by_size = amxq.heuristics({"BLOCK": lambda args: amxq.next_power_of_2(args["n"])})
     x = torch.zeros(8)
