@@ -4,6 +4,7 @@ errors that name the tensor and the index."""
 from __future__ import annotations
 
 import ctypes
+import gc
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +12,21 @@ import numpy as np
 
 from amxq.interpreter.arithmetic import Array, from_memory, memory_type, to_memory
 from amxq.ir.types import DType
+
+
+def _owner(address: int) -> Any:
+    """The storage of a tensor that lives at ``address``, None if there is none. The calls of
+    amxq.ops hand over addresses; looking for what they belong to takes as long as a few
+    operations on the interpreter."""
+    import torch
+
+    for found in gc.get_objects():
+        if type(found) in (torch.Tensor, torch.nn.Parameter) and found.is_cpu:
+            if found.layout is torch.strided and not found.is_nested:
+                storage = found.untyped_storage()
+                if storage.data_ptr() <= address < storage.data_ptr() + storage.nbytes():
+                    return storage
+    return None
 
 
 class Outside(Exception):
@@ -24,7 +40,7 @@ class Memory:
     Attributes:
         name: the parameter.
         address: of the first byte that may be accessed; pointers count bytes from it.
-        size: bytes that may be accessed, None where only an address was passed.
+        size: bytes that may be accessed, None where they are not known.
         shape: of the tensor, for messages.
         owner: keeps the memory alive.
     """
@@ -37,9 +53,12 @@ class Memory:
 
     @classmethod
     def of(cls, name: str, tensor: Any) -> Memory:
-        """The memory of a tensor, from its first element to its last."""
+        """The memory of a tensor, from its first element to its last; of an address, to the end of
+        the storage that it lies in."""
         if isinstance(tensor, int):
-            return cls(name, tensor, None)
+            owner = _owner(tensor)
+            size = None if owner is None else owner.data_ptr() + owner.nbytes() - tensor
+            return cls(name, tensor, size, (), owner)
         last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
         size = (last + 1) * tensor.element_size() if tensor.numel() else 0
         return cls(name, tensor.data_ptr(), size, tuple(tensor.shape), tensor)
