@@ -29,17 +29,7 @@ def _implements(surface: Any) -> Callable[[Callable[..., Any]], Callable[..., An
 def _axis(axis: object) -> int:
     if type(axis) is int and 0 <= axis <= 2:
         return axis
-    raise Mistake(f"axis {axis!r} of the grid", "it is the constant 0, 1 or 2")
-
-
-def _shape(shape: Any) -> tuple[int, ...]:
-    sizes = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
-    if not 1 <= len(sizes) <= 3 or any(not isinstance(s, int) or s < 1 for s in sizes):
-        raise Mistake(
-            f"shape {tuple(describe(s) for s in sizes)} is not made of constants",
-            "tile shapes are compile-time constants: annotate BLOCK: tl.constexpr",
-        )
-    return sizes
+    raise Mistake(f"the axis of the grid is {describe(axis)}", "it is the constant 0, 1 or 2")
 
 
 @_implements(tl.program_id)
@@ -59,12 +49,12 @@ def _arange(sem: Semantic, start: object, end: object) -> Value:
 
 @_implements(tl.full)
 def _full(sem: Semantic, shape: Any, value: Any, dtype: Any) -> Value:
-    return sem.broadcast_to(sem.cast(value, dtype), _shape(shape))
+    return sem.broadcast_to(sem.cast(value, dtype), shapes.sizes_of(shape))
 
 
 @_implements(tl.zeros)
 def _zeros(sem: Semantic, shape: Any, dtype: Any) -> Value:
-    return sem.broadcast_to(sem.cast(0, dtype), _shape(shape))
+    return sem.broadcast_to(sem.cast(0, dtype), shapes.sizes_of(shape))
 
 
 @_implements(tl.expand_dims)
@@ -79,7 +69,7 @@ def _spread(given: tuple[Any, ...]) -> tuple[Any, ...]:
 
 @_implements(tl.broadcast_to)
 def _broadcast_to(sem: Semantic, tile: Any, *shape: Any) -> Value:
-    return sem.broadcast_to(sem.value(tile), _shape(_spread(shape)))
+    return sem.broadcast_to(sem.value(tile), shapes.sizes_of(_spread(shape)))
 
 
 @_implements(tl.zeros_like)
@@ -89,7 +79,7 @@ def _zeros_like(sem: Semantic, tile: Any) -> Value:
 
 
 def _reshape(sem: Semantic, tile: Any, *shape: Any) -> Value:
-    return shapes.reshape(sem, tile, _shape(_spread(shape)))
+    return shapes.reshape(sem, tile, shapes.sizes_of(_spread(shape)))
 
 
 HANDLERS |= {tl.reshape: _reshape, tl.view: _reshape}
@@ -118,7 +108,10 @@ def _cast(
     sem: Semantic, value: Any, dtype: Any, fp_downcast_rounding: Any = None, bitcast: bool = False
 ) -> Value:
     if fp_downcast_rounding not in (None, "rtne"):
-        raise Mistake(f"rounding {fp_downcast_rounding!r}", 'casts round to nearest even, "rtne"')
+        raise Mistake(
+            f"the rounding is {describe(fp_downcast_rounding)}",
+            'casts round to nearest even, "rtne"',
+        )
     return sem.cast(value, dtype, bitcast)
 
 

@@ -19,13 +19,32 @@ from amxq.errors import CompilationError
 from amxq.frontend import control
 from amxq.frontend.builtins import HANDLERS, attribute
 from amxq.frontend.descriptors import Int4Tensor, TensorDescriptor
-from amxq.frontend.semantic import Mistake, Semantic, describe
+from amxq.frontend.semantic import UNASSIGNABLE, Mistake, Semantic, describe
 from amxq.frontend.source import KernelSource
 from amxq.ir import hardware as hw
 from amxq.ir import ops
 from amxq.ir.builder import Builder
-from amxq.ir.ops import Block, Function, Location, Value
+from amxq.ir.ops import Block, Function, Value
 from amxq.ir.types import DType, PointerType, Type
+
+_MAX_BITS = 1024
+"""Of constants: longer ones would fill the memory before they are found not to fit."""
+
+
+def _shifted(x: Any, y: Any) -> Any:
+    return x << _short(y, y, x)
+
+
+def _power(x: Any, y: Any) -> Any:
+    return x ** _short(y, y * x.bit_length() if isinstance(x, int) else 0, x)
+
+
+def _short(y: Any, bits: Any, x: Any) -> Any:
+    """``y``, unless it makes a constant of more than so many bits of ``x``."""
+    if isinstance(x, int) and isinstance(y, int) and bits > _MAX_BITS:
+        raise OverflowError(f"the constant has more than {_MAX_BITS} bits")
+    return y
+
 
 # Syntax → the rule for values of the run time, and Python's operation on constants.
 _BINARY: dict[type[ast.operator], tuple[str, Callable[[Any, Any], Any]]] = {
@@ -38,8 +57,10 @@ _BINARY: dict[type[ast.operator], tuple[str, Callable[[Any, Any], Any]]] = {
     ast.BitAnd: ("and", operator.and_),
     ast.BitOr: ("or", operator.or_),
     ast.BitXor: ("xor", operator.xor),
-    ast.LShift: ("shl", operator.lshift),
+    ast.LShift: ("shl", _shifted),
     ast.RShift: ("shr", operator.rshift),
+    ast.Pow: ("pow", _power),
+    ast.MatMult: ("matmul", operator.matmul),
 }
 _COMPARE: dict[type[ast.cmpop], tuple[str, Callable[[Any, Any], Any]]] = {
     ast.Eq: ("eq", operator.eq),
@@ -109,25 +130,7 @@ class CodeGenerator:
         self.sem = Semantic(builder)
         self.scope = scope
         self.depth = depth
-        self.loops = 0  # that surround the statement at hand
-
-    # --- places ---------------------------------------------------------------------------
-
-    def location(self, node: ast.AST) -> Location:
-        line = getattr(node, "lineno", 1) + self.source.first_line - 1
-        column = getattr(node, "col_offset", 0) + self.source.indent
-        return Location(self.source.file, line, column)
-
-    def error(self, node: ast.AST, message: str, hint: str = "") -> CompilationError:
-        loc = self.location(node)
-        return CompilationError(
-            message,
-            file=loc.file,
-            line=loc.line,
-            column=loc.column,
-            source_line=self.source.line(loc.line),
-            hint=hint,
-        )
+        self.location, self.error = source.location, source.error
 
     # --- statements -----------------------------------------------------------------------
 
@@ -159,7 +162,7 @@ class CodeGenerator:
         except RecursionError:
             raise self.error(node, "this expression is nested too deeply") from None
         except (ArithmeticError, MemoryError, ValueError) as problem:  # of constants
-            raise self.error(node, f"{type(problem).__name__}: {problem}") from None
+            raise self.error(node, _text(problem)) from None
 
     def stmt_Expr(self, node: ast.Expr) -> None:
         if not isinstance(node.value, ast.Constant):  # a docstring does nothing
@@ -184,7 +187,9 @@ class CodeGenerator:
     def assign(self, target: ast.expr, value: Any) -> None:
         if isinstance(target, (ast.Tuple, ast.List)):
             if not isinstance(value, (tuple, list)) or len(value) != len(target.elts):
-                raise self.error(target, f"cannot unpack {value!r} into {len(target.elts)} names")
+                raise self.error(
+                    target, f"cannot unpack {describe(value)} into {len(target.elts)} names"
+                )
             for part, item in zip(target.elts, value):
                 self.assign(part, item)
             return
@@ -200,12 +205,6 @@ class CodeGenerator:
         control.while_loop(self, node)
 
     def stmt_Return(self, node: ast.Return) -> bool:
-        if self.loops:
-            raise self.error(
-                node,
-                "return inside a loop is not part of the kernel language",
-                "run the whole loop, and mask what is not needed",
-            )
         if node.value is not None:
             if self.depth == 0:
                 raise self.error(node, "a kernel returns nothing", "store results with tl.store")
@@ -267,8 +266,6 @@ class CodeGenerator:
         return self.binary(node, node.op, self.eval(node.left), self.eval(node.right))
 
     def binary(self, node: ast.AST, op: ast.operator, x: Any, y: Any) -> Any:
-        if type(op) not in _BINARY:
-            raise self.error(node, f"the operator {type(op).__name__} is not defined for tiles")
         kind, on_constants = _BINARY[type(op)]
         if not isinstance(x, Value) and not isinstance(y, Value):
             return self.fold(node, lambda: on_constants(x, y))
@@ -279,7 +276,7 @@ class CodeGenerator:
         try:
             return operation()
         except (ArithmeticError, MemoryError, TypeError, ValueError) as problem:
-            raise self.error(node, f"{type(problem).__name__}: {problem}") from None
+            raise self.error(node, _text(problem)) from None
 
     def expr_UnaryOp(self, node: ast.UnaryOp) -> Any:
         x = self.eval(node.operand)
@@ -322,7 +319,7 @@ class CodeGenerator:
         owner, index = self.eval(node.value), self._index(node.slice)
         if isinstance(owner, tuple):
             if not isinstance(index, int) or not -len(owner) <= index < len(owner):
-                raise self.error(node, f"index {index!r} of a tuple of {len(owner)}")
+                raise self.error(node, f"the index of a tuple of {len(owner)} is {describe(index)}")
             return owner[index]
         return self.sem.index(owner, index if isinstance(index, tuple) else (index,))
 
@@ -417,4 +414,9 @@ def _is_module(value: object) -> bool:
 def _name(target: ast.expr, generator: CodeGenerator) -> str:
     if isinstance(target, ast.Name):
         return target.id
-    raise generator.error(target, "only names can be assigned to", "store with tl.store")
+    raise generator.error(target, *UNASSIGNABLE)
+
+
+def _text(problem: BaseException) -> str:
+    name = type(problem).__name__
+    return f"{name}: {problem}" if str(problem) else name

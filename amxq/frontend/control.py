@@ -47,12 +47,10 @@ def for_loop(gen: CodeGenerator, node: ast.For) -> None:
     if callee not in (py.range, tl.range, tl.static_range):
         raise gen.error(node.iter, "a for loop iterates over range, tl.range or tl.static_range")
     lower, upper, step = _bounds(gen, node.iter)
-    gen.loops += 1
     if callee is tl.static_range:
         _unrolled(gen, node, lower, upper, step)
     else:
         _rolled(gen, node, node.target.id, lower, upper, step)
-    gen.loops -= 1
 
 
 def _bounds(gen: CodeGenerator, call: ast.Call) -> tuple[Any, Any, Any]:
@@ -71,10 +69,8 @@ def _bounds(gen: CodeGenerator, call: ast.Call) -> tuple[Any, Any, Any]:
 
 
 def _unrolled(gen: CodeGenerator, node: ast.For, lower: Any, upper: Any, step: Any) -> None:
-    if not all(isinstance(b, int) for b in (lower, upper, step)) or step == 0:
-        raise gen.error(node.iter, "the bounds of tl.static_range are constants")
     assert isinstance(node.target, ast.Name)
-    for i in py.range(lower, upper, step):
+    for i in gen.guarded(node.iter, gen.sem.static_range, lower, upper, step):
         gen.scope[node.target.id] = i
         gen.run_body(node.body)
 
@@ -101,7 +97,6 @@ def _rolled(
 def while_loop(gen: CodeGenerator, node: ast.While) -> None:
     if node.orelse:
         raise gen.error(node, "while … else is not part of the kernel language")
-    gen.loops += 1
     loop = _Loop(gen, node, set())
     test = loop.block()
     with gen.b.inside(test):
@@ -109,7 +104,7 @@ def while_loop(gen: CodeGenerator, node: ast.While) -> None:
         if not isinstance(value, Value):
             raise gen.error(
                 node.test,
-                f"the condition of while is the constant {value!r}",
+                f"the condition of while is {describe(value)}",
                 "it must depend on what the loop changes; unroll with tl.static_range",
             )
         condition = gen.guarded(node.test, gen.sem.condition, value)
@@ -117,7 +112,6 @@ def while_loop(gen: CodeGenerator, node: ast.While) -> None:
     body = loop.region(node.body, {})
     op = gen.b.emit(ops.While, *loop.types, inits=loop.inits, test=test, body=body)
     loop.finish(op.results)
-    gen.loops -= 1
 
 
 class _Loop:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from amxq.frontend.semantic import Mistake, Operand, Semantic, describe
-from amxq.frontend.shapes import permute
+from amxq.frontend.shapes import permute, sizes_of
 from amxq.ir import ops
 from amxq.ir.ops import Value
 from amxq.ir.types import F32, I64, U4, U8, DType, PointerType, TileType
@@ -43,7 +43,13 @@ class TensorDescriptor:
         if not _is_one(sem, strides[-1]):
             raise Mistake("the last stride of a descriptor must be the constant 1")
         sizes = tuple(sem.i64(s) for s in shape)
-        return cls(sem, base, sizes, tuple(sem.i64(s) for s in strides), _block(block_shape))
+        return cls(
+            sem,
+            base,
+            sizes,
+            tuple(sem.i64(s) for s in strides),
+            sizes_of(block_shape, "block shape"),
+        )
 
     @property
     def dtype(self) -> DType:
@@ -68,10 +74,10 @@ class TensorDescriptor:
     def _place(self, offsets: Any, boundary_check: Any) -> dict[str, Any]:
         rank = len(self.block_shape)
         if not isinstance(offsets, (tuple, list)) or len(offsets) != rank:
-            raise Mistake(f"expected {rank} offsets, got {offsets!r}")
+            raise Mistake(f"expected {rank} offsets, got {describe(offsets)}")
         checked = tuple(range(rank)) if boundary_check is None else tuple(boundary_check)
         if any(not isinstance(d, int) or not 0 <= d < rank for d in checked):
-            raise Mistake(f"boundary_check={checked!r} of a descriptor of rank {rank}")
+            raise Mistake(f"boundary_check={describe(checked)} of a descriptor of rank {rank}")
         return {
             "offsets": tuple(self.sem.i64(o) for o in offsets),
             "strides": self.strides,
@@ -105,7 +111,7 @@ class BlockPointer:
                 "give one of each per dimension, 1 to 3 dimensions",
             )
         sizes, steps, corner = (tuple(sem.i64(x) for x in values) for values in given)
-        return cls(sem, base, sizes, steps, corner, _block(block_shape))
+        return cls(sem, base, sizes, steps, corner, sizes_of(block_shape, "block shape"))
 
     def at(self, offsets: tuple[Value, ...]) -> BlockPointer:
         """The same array's block at other offsets."""
@@ -113,14 +119,14 @@ class BlockPointer:
 
     def advanced(self, by: Any) -> BlockPointer:
         if not isinstance(by, (tuple, list)) or len(by) != len(self.offsets):
-            raise Mistake(f"expected {len(self.offsets)} offsets, got {by!r}")
+            raise Mistake(f"expected {len(self.offsets)} offsets, got {describe(by)}")
         steps = (self.sem.i64(x) for x in by)
         return self.at(tuple(self.sem.b.add(x, y) for x, y in zip(self.offsets, steps)))
 
     def load(self, boundary_check: Any, padding: str) -> Value:
         checked = self._checked(boundary_check)
         if padding not in ("", "zero", "nan"):
-            raise Mistake(f"padding_option is {padding!r}", 'it is "zero" or "nan"')
+            raise Mistake(f"padding_option is {describe(padding)}", 'it is "zero" or "nan"')
         if padding != "nan":
             if _is_one(self.sem, self.strides[-1]):
                 return self._descriptor(self).load(self.offsets, checked)
@@ -143,7 +149,9 @@ class BlockPointer:
     def _checked(self, dimensions: Any) -> tuple[int, ...]:
         rank = len(self.offsets)
         if any(not isinstance(d, int) or not 0 <= d < rank for d in dimensions):
-            raise Mistake(f"boundary_check={dimensions!r} of a block pointer of rank {rank}")
+            raise Mistake(
+                f"boundary_check={describe(dimensions)} of a block pointer of rank {rank}"
+            )
         return tuple(dimensions)
 
     def _transposed(self) -> BlockPointer:
@@ -208,7 +216,7 @@ class Int4Tensor:
                 raise Mistake(f"{name} is {describe(pointer)}, expected ptr<{element}>")
         if not _pointer(scales, "scales").is_float:
             raise Mistake(f"scales is {describe(scales)}, expected a pointer to floats")
-        block = _block(block_shape)
+        block = sizes_of(block_shape, "block shape")
         if len(block) != 2 or block[0] % 8 or block[1] != PANEL:
             raise Mistake(f"block shape {list(block)}", "use [BLOCK_K, 32], BLOCK_K % 8 == 0")
         k, n = (sem.i64(s) for s in _pair(shape, "shape"))
@@ -256,7 +264,9 @@ class Int4Tensor:
 
 def _pair(values: Any, name: str) -> tuple[Any, Any]:
     if not isinstance(values, (tuple, list)) or len(values) != 2:
-        raise Mistake(f"{name} of an int4 tensor is {values!r}, expected two: [k, n] or [g, n]")
+        raise Mistake(
+            f"{name} of an int4 tensor is {describe(values)}, expected two: [k, n] or [g, n]"
+        )
     return values[0], values[1]
 
 
@@ -268,12 +278,3 @@ def _pointer(value: object, name: str) -> DType:
 
 def _is_one(sem: Semantic, stride: Any) -> bool:
     return (sem.b.known(stride) if isinstance(stride, Value) else stride) == 1
-
-
-def _block(shape: Any) -> tuple[int, ...]:
-    if any(not isinstance(s, int) or s < 1 for s in shape):
-        raise Mistake(
-            f"block shape {shape!r} is not made of constants",
-            "annotate the parameter: BLOCK: tl.constexpr",
-        )
-    return tuple(shape)

@@ -46,9 +46,25 @@ class Mistake(Exception):
 
 def describe(value: object) -> str:
     """A value as an error message names it."""
-    if isinstance(value, ModuleType):
-        return f"the module {value.__name__}"
-    return str(value.type) if isinstance(value, Value) else f"the constant {value!r}"
+    if isinstance(value, (Value, DType)):
+        return str(value.type) if isinstance(value, Value) else f"the type {value}"
+    if isinstance(value, (tuple, list)):
+        return f"({', '.join(map(describe, value))})"
+    if isinstance(value, (int, float, str, type(None))):
+        return f"the constant {value!r}"
+    kind = "module" if isinstance(value, ModuleType) else "function" if callable(value) else ""
+    name = getattr(value, "__name__", type(value).__name__)
+    return f"the {kind} {name}" if kind else f"a {type(value).__name__}"
+
+
+UNASSIGNABLE = (
+    "only names can be assigned to",
+    "tiles do not change; write to memory with tl.store(pointer + offsets, value)",
+)
+_UNDEFINED = {
+    "pow": ("the operator ** is not defined for tiles", "multiply, or use tl.exp2(y * tl.log2(x))"),
+    "matmul": ("the operator @ is not defined for tiles", "use tl.dot(a, b)"),
+}
 
 
 class Semantic:
@@ -77,7 +93,7 @@ class Semantic:
             return self.b.constant(operand, like)
         if isinstance(operand, float):
             return self.b.constant(operand, like if like is not None and like.is_float else F32)
-        raise Mistake(f"expected a number or a tile, got {operand!r}")
+        raise Mistake(f"expected a number or a tile, got {describe(operand)}")
 
     def i64(self, operand: Operand) -> Value:
         value = self.value(operand, I64)
@@ -87,7 +103,7 @@ class Semantic:
 
     def cast(self, operand: Operand, dtype: object, bitcast: bool = False) -> Value:
         if not isinstance(dtype, DType):
-            raise Mistake(f"{dtype!r} is not a type", "use tl.float32, tl.bfloat16, …")
+            raise Mistake(f"{describe(dtype)} is not a type", "use tl.float32, tl.bfloat16, …")
         if not bitcast:
             return self.b.cast(numbers(self.value(operand, dtype)), dtype)
         value = numbers(self.value(operand))
@@ -193,8 +209,12 @@ class Semantic:
             pointer = self._pointer_arithmetic(kind, x, y)
             if pointer is not None:
                 return pointer
+        if kind in _UNDEFINED:
+            raise Mistake(*_UNDEFINED[kind])
         a, b = self.common(x, y)
         element = scalar_of(a.type)
+        if kind in ("floordiv", "mod") and isinstance(y, int) and y == 0 and not element.is_float:
+            raise Mistake(f"{'%' if kind == 'mod' else '//'} by the constant 0")
         if kind == "truediv":
             if not element.is_float:
                 a, b = self.b.cast(a, F32), self.b.cast(b, F32)
@@ -346,6 +366,14 @@ class Semantic:
         if self.b.known(by) is None:  # a loop always ends
             by = self.b.binary("max", by, self.b.constant(1, wide))
         return low, up, by
+
+    def static_range(self, lower: object, upper: object, step: object) -> range:
+        if not (isinstance(lower, int) and isinstance(upper, int) and isinstance(step, int)):
+            what = describe((lower, upper, step))
+            raise Mistake(f"the bounds of tl.static_range are {what}, they must be constants")
+        if step == 0:
+            raise Mistake("the step of tl.static_range is 0")
+        return range(lower, upper, step)
 
     def carried(self, name: str, x: Operand, type_: Type, where: str) -> Value:
         """What a variable is next in a loop, or in the other branch: it keeps its type."""

@@ -23,10 +23,26 @@ from amxq.ir.types import (
 )
 
 
+def sizes_of(shape: Any, what: str = "shape") -> tuple[int, ...]:
+    """The sizes of a tile, as a kernel gives them."""
+    sizes = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
+    if any(not isinstance(s, int) for s in sizes):
+        raise Mistake(
+            f"{what} {describe(sizes)} is not made of constants",
+            "the shapes of tiles are known at compile time: annotate BLOCK: tl.constexpr",
+        )
+    if not 1 <= len(sizes) <= 3 or any(s < 1 for s in sizes):
+        raise Mistake(f"{what} {list(sizes)}", "tiles have 1 to 3 dimensions, each of 1 or more")
+    return sizes
+
+
 def axis_of(axis: Any, rank: int, shape: tuple[int, ...]) -> int:
     """An axis counted from the front."""
-    if not isinstance(axis, int) or not -rank <= axis < rank:
-        raise Mistake(f"axis {axis!r} of a tile of shape {list(shape)}")
+    if not isinstance(axis, int):
+        raise Mistake(f"the axis is {describe(axis)}, it must be a constant")
+    if not -rank <= axis < rank:
+        hint = f"its axes are {-rank} to {rank - 1}"
+        raise Mistake(f"axis {axis} of a tile of shape {list(shape)}", hint)
     return axis % rank
 
 
@@ -141,7 +157,7 @@ def permute(sem: Semantic, x: Operand, order: tuple[Any, ...]) -> Value:
     shape = shape_of(x.type)
     axes = tuple(axis_of(a, len(shape), shape) for a in order)
     if sorted(axes) != list(range(len(shape))):
-        raise Mistake(f"cannot permute shape {list(shape)} by {list(order)}")
+        raise Mistake(f"cannot permute shape {list(shape)} by {list(axes)}", "name each axis once")
     if axes == tuple(range(len(shape))):
         return x
     type_ = TileType(tuple(shape[a] for a in axes), element_of(x.type))

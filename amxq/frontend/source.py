@@ -14,6 +14,13 @@ from typing import Any
 import amxq.language as tl
 from amxq.errors import CompilationError
 from amxq.frontend.semantic import Mistake
+from amxq.ir.ops import Location
+
+_LEAVING: dict[type[ast.AST], tuple[str, str]] = {
+    ast.Break: ("break", "let the condition of a while loop say how long it runs"),
+    ast.Continue: ("continue", "put what is left out under an if, or mask it"),
+    ast.Return: ("return", "run the whole loop, and mask what is not needed"),
+}
 
 
 class KernelSource:
@@ -59,7 +66,28 @@ class KernelSource:
             raise self._unreadable(str(problem)) from None
         if not isinstance(tree, ast.FunctionDef):
             raise self._unreadable("it is not a def statement")
+        for loop in ast.walk(tree):
+            for node in ast.walk(loop) if isinstance(loop, (ast.For, ast.While)) else ():
+                if type(node) in _LEAVING:
+                    word, hint = _LEAVING[type(node)]
+                    message = f"{word} inside a loop is not part of the kernel language"
+                    raise self.error(node, message, hint)
         return tree
+
+    def location(self, node: ast.AST) -> Location:
+        line = getattr(node, "lineno", 1) + self.first_line - 1
+        return Location(self.file, line, getattr(node, "col_offset", 0) + self.indent)
+
+    def error(self, node: ast.AST, message: str, hint: str = "") -> CompilationError:
+        at = self.location(node)
+        return CompilationError(
+            message,
+            file=at.file,
+            line=at.line,
+            column=at.column,
+            source_line=self.line(at.line),
+            hint=hint,
+        )
 
     def _unreadable(self, why: str) -> CompilationError:
         return CompilationError(

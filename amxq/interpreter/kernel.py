@@ -38,7 +38,7 @@ class InterpretedKernel:
         self, grid: tuple[int, int, int], args: Sequence[Any], num_threads: int | None = None
     ) -> None:
         """Runs the grid on this thread. ``args`` are tensors and numbers in the order of
-        ``params``; an address in place of a tensor works, unchecked.
+        ``params``; an address in place of a tensor is good for the rest of its storage.
 
         Raises:
             OutOfBoundsError: an access left a tensor.

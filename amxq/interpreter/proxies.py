@@ -9,7 +9,7 @@ import numpy as np
 
 from amxq.frontend.builtins import attribute
 from amxq.frontend.descriptors import Int4Tensor, TensorDescriptor
-from amxq.frontend.semantic import Mistake, Semantic, describe
+from amxq.frontend.semantic import UNASSIGNABLE, Mistake, Semantic, describe
 from amxq.interpreter.evaluator import Evaluated
 from amxq.ir.ops import Value
 from amxq.ir.types import PointerType, element_of
@@ -41,6 +41,9 @@ class Proxy:
     def __getitem__(self, index: Any) -> Any:
         entries = index if isinstance(index, tuple) else (index,)
         return self._call(self._sem.index, self, entries)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self._call(_refuse_assignment)
 
     def __neg__(self) -> Any:
         return self._call(self._sem.unary, "neg", self)
@@ -94,6 +97,10 @@ def _refuse(value: Any) -> None:
     raise Mistake(f"{describe(value)} is not one number", "reduce it first, or use tl.where")
 
 
+def _refuse_assignment() -> None:
+    raise Mistake(*UNASSIGNABLE)
+
+
 def _operator(rule: str, kind: str, swapped: bool = False) -> Callable[..., Any]:
     def apply(self: Proxy, other: Any) -> Any:
         operands = (other, self) if swapped else (self, other)
@@ -114,6 +121,8 @@ _BINARY = {
     "xor": "xor",
     "lshift": "shl",
     "rshift": "shr",
+    "pow": "pow",
+    "matmul": "matmul",
 }
 for _name, _kind in _BINARY.items():
     setattr(Proxy, f"__{_name}__", _operator("binary", _kind))

@@ -82,10 +82,10 @@ class _Rewriter(ast.NodeTransformer):
             return node
         loop = self._fresh()
         call = node.iter
-        made = ast.Call(_helper("loop"), [call.func, *call.args], call.keywords)
+        made = _assign(loop, ast.Call(_helper("loop"), [call.func, *call.args], call.keywords))
         node.iter = ast.Name(loop, ast.Load())
         node.body += [_update(n, loop, "next") for n in names]
-        before = [_assign(loop, made), *(_update(n, loop, "enter") for n in names)]
+        before = [_at(call, made), *(_update(n, loop, "enter") for n in names)]
         return [_at(node, s) for s in before] + [_at(node, node)]
 
     def visit_While(self, node: ast.While) -> Any:
@@ -188,7 +188,10 @@ def _update(name: str, owner: str, method: str) -> ast.stmt:
 
 def _at(place: ast.stmt | ast.expr, node: Any) -> Any:
     """``node`` and all in it that has no place yet, at the first line of ``place``."""
+    placed = (ast.expr, ast.stmt, ast.excepthandler)
     for inner in ast.walk(node):
-        if not hasattr(inner, "lineno"):
+        if isinstance(inner, placed) and not hasattr(inner, "lineno"):
             ast.copy_location(inner, place)
+            # Python 3.11 says of a method's call that it is where the method's name ends
+            inner.end_lineno, inner.end_col_offset = place.lineno, place.col_offset
     return node

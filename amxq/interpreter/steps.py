@@ -69,7 +69,7 @@ class Loop:
 def loop(callee: Callable[..., Any], *args: Any, **kwargs: Any) -> Loop:
     """The iterator of a for statement."""
     if callee is tl.static_range:
-        return Loop(py.range(*args, **kwargs), False)
+        return Loop(_program().call(_static_range, *args, **kwargs), False)
     if callee not in (py.range, tl.range):
         return Loop(callee(*args, **kwargs), False)
     given = dict(zip(("stop",) if len(args) == 1 else ("start", "stop", "step"), args)) | kwargs
@@ -79,6 +79,11 @@ def loop(callee: Callable[..., Any], *args: Any, **kwargs: Any) -> Loop:
     type_ = lower.value.type
     numbers = py.range(int(lower), int(upper), int(step))
     return Loop((program.call(program.sem.b.constant, i, type_) for i in numbers), True)
+
+
+def _static_range(start: Any, stop: Any = None, step: Any = 1) -> Any:
+    bounds = (0, start, step) if stop is None else (start, stop, step)
+    return _program().sem.static_range(*bounds)
 
 
 def endless() -> Loop:

@@ -32,7 +32,7 @@ def scratch_memory(x):
 @wrong(F32)
 @amxq.jit
 def axis_that_is_a_bool(x):
-    tl.store(x, tl.program_id(True))  # error: axis True of the grid | constant 0, 1 or 2
+    tl.store(x, tl.program_id(True))  # error: axis of the grid is .* True | 0, 1 or 2
 
 
 @wrong(F32)
@@ -44,7 +44,7 @@ def constant_division_by_zero(x):
 @wrong(F32)
 @amxq.jit
 def constant_without_end(x):
-    tl.store(x, 1 << (1 << 62))  # error: MemoryError |
+    tl.store(x, 1 << (1 << 62))  # error: OverflowError |
 
 
 @wrong(F32)

@@ -56,7 +56,7 @@ def loop_without_an_end(x, n):
 @amxq.jit
 def break_statement(x, n):
     while n > 0:
-        break  # error: break is not a statement |
+        break  # error: break inside a loop is not part of the kernel language | while
 
 
 @amxq.jit
@@ -101,7 +101,7 @@ def comprehension(x):
 @wrong(F32)
 @amxq.jit
 def power(x):
-    tl.store(x, tl.load(x) ** 2)  # error: operator Pow |
+    tl.store(x, tl.load(x) ** 2)  # error: operator \*\* is not defined | multiply
 
 
 @wrong(F32)
@@ -114,7 +114,7 @@ def loop_over_a_list(x):
 @wrong(F32, tl.int32)
 @amxq.jit
 def unrolled_loop_of_the_run_time(x, n):
-    for i in tl.static_range(n):  # error: bounds of tl.static_range are constants |
+    for i in tl.static_range(n):  # error: bounds of tl.static_range are .*i32.* constants |
         tl.store(x + i, 0.0)
 
 
@@ -182,6 +182,40 @@ def stores_to_a_subscript(x):
 @amxq.jit
 def failed_assertion(x):
     tl.static_assert(1 > 2, "never")  # error: static_assert failed: never |
+
+
+@wrong(F32, tl.int32)
+@amxq.jit
+def continue_statement(x, n):
+    for i in range(n):
+        if i > 2:
+            continue  # error: continue inside a loop | mask
+        tl.store(x + i, 1.0)
+
+
+@wrong(F32)
+@amxq.jit
+def unrolled_loop_that_stands_still(x):
+    for i in tl.static_range(0, 4, 0):  # error: the step of tl.static_range is 0 |
+        tl.store(x + i, 0.0)
+
+
+@wrong(F32)
+@amxq.jit
+def matrices(x):
+    tl.store(x, tl.arange(0, 4) @ tl.arange(0, 4))  # error: operator @ is not defined | tl.dot
+
+
+@wrong(F32)
+@amxq.jit
+def constant_that_fills_the_memory(x):
+    tl.store(x, 1 << (1 << 40))  # error: OverflowError: the constant has more than 1024 bits |
+
+
+@wrong(F32)
+@amxq.jit
+def power_that_fills_the_memory(x):
+    tl.store(x, 10**10**10)  # error: OverflowError: the constant has more than 1024 bits |
 
 
 @wrong(F32)

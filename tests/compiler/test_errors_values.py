@@ -195,7 +195,7 @@ def root_of_an_integer(x):
 @wrong(F32)
 @amxq.jit
 def cast_to_nothing(x):
-    tl.store(x, tl.load(x).to(3))  # error: 3 is not a type | tl.float32
+    tl.store(x, tl.load(x).to(3))  # error: the constant 3 is not a type | tl.float32
 
 
 @wrong(F32)
@@ -216,7 +216,7 @@ def reshape_to_another_count(x):
 @amxq.jit
 def permutation_that_repeats(x):
     tile = tl.zeros((4, 8), tl.float32)
-    tl.store(x, tl.permute(tile, 0, 0))  # error: cannot permute shape \[4, 8\] by \[0, 0\] |
+    tl.store(x, tl.permute(tile, 0, 0))  # error: permute .*\[4, 8\] by \[0, 0\] | each axis once
 
 
 @wrong(F32)
@@ -272,6 +272,37 @@ def reduction_of_a_number(x):
     tl.store(x, tl.sum(3, 0))  # error: expected a tile of numbers, got the constant 3|got i32 |
 
 
+@wrong(F32, I32)
+@amxq.jit
+def axis_of_the_run_time(x, n):
+    tl.store(x, tl.sum(tl.arange(0, 8), tl.load(n)))  # error: the axis is i32, it must be a const |
+
+
+@wrong(F32, tl.int32)
+@amxq.jit
+def offsets_of_another_rank(x, n):
+    block = tl.make_tensor_descriptor(x, [8, 8], [8, 1], [4, 4])
+    tl.store(x, block.load((n, n, 3)))  # error: expected 2 offsets, got \(i32, i32, the |
+
+
+@wrong(F32)
+@amxq.jit
+def negative_size(x):
+    tl.store(x, tl.zeros((-4,), tl.float32))  # error: shape \[-4\] | each of 1 or more
+
+
+@wrong(F32, tl.int32)
+@amxq.jit
+def division_by_a_constant_zero(x, n):
+    tl.store(x + n // 0, 1.0)  # error: // by the constant 0 |
+
+
+@wrong(F32, tl.int32)
+@amxq.jit
+def remainder_of_a_constant_zero(x, n):
+    tl.store(x + n % 0, 1.0)  # error: % by the constant 0 |
+
+
 @wrong(F32)
 @amxq.jit
 def fourth_dimension(x):
@@ -293,7 +324,7 @@ def slice_of_a_tile(x):
 @wrong(F32)
 @amxq.jit
 def axis_of_the_grid(x):
-    tl.store(x + tl.program_id(3), 0.0)  # error: axis 3 of the grid | 0, 1 or 2
+    tl.store(x + tl.program_id(3), 0.0)  # error: axis of the grid is the constant 3 | 0, 1 or 2
 
 
 @wrong(F32, tl.int32)

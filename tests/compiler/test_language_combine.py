@@ -141,7 +141,7 @@ MESSAGES = [
     "combine_fn returns 2 values for 1 tiles",
     "different shapes: tile<8xf32>, tile<8x1xf32>",
     "combine_fn is the constant 3",
-    "axis None of a tile of shape",
+    "the axis is the constant None",
 ]
 
 

@@ -216,6 +216,8 @@ class Expressions:
         dtype = Semantic.promote(x.dtype, y.dtype)
         if dtype.is_float and operator in ("&", "|", "^", "<<", ">>", "//", "%"):
             operator = "+"
+        if operator in ("//", "%") and y.text == "0":
+            operator = "-"
         if operator == "/" and not dtype.is_float:
             dtype = F32
         elif dtype == I1 and operator not in ("&", "|", "^"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -131,6 +132,67 @@ def test_a_view_ends_with_its_last_element(interpreter: None) -> None:
         far[(1,)](base[:0], torch.zeros(8), 0, BLOCK=8)
 
 
+def test_an_address_is_good_for_the_rest_of_its_storage(interpreter: None) -> None:
+    """So are those that amxq.linear and amxq.fused_moe hand over."""
+    table = amxq.runtime.jit.pointers()
+    types = {"x": table[torch.float32], "y": table[torch.float32], "n": tl.int32}
+    launchable = far.compile(types, {"BLOCK": 8})
+    base, y = torch.zeros(12), torch.zeros(8)
+    launchable.launch((1, 1, 1), (base[4:].data_ptr(), y.data_ptr(), 0))
+    with pytest.raises(OutOfBoundsError, match=r"load of x\[8\] .* has 8 elements") as caught:
+        launchable.launch((1, 1, 1), (base[4:].data_ptr(), y.data_ptr(), 1))
+    assert caught.value.line == place("# error here", far)
+
+
+@amxq.jit
+def leaves_early(x, n):
+    for i in range(n):
+        if i > 2:
+            break
+        tl.store(x + i, 1.0)
+
+
+@amxq.jit
+def assigns(x):
+    x[0] = 1.0
+
+
+@amxq.jit
+def raises_to_a_power(x):
+    tl.store(x, tl.load(x) ** 2)
+
+
+@amxq.jit
+def stands_still(x):
+    for i in tl.static_range(0, 4, 0):
+        tl.store(x + i, 1.0)
+
+
+@amxq.jit
+def divides_by_zero(x, n):
+    tl.store(x + n // 0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "args"),
+    [(leaves_early, (3,)), (assigns, ()), (raises_to_a_power, ()), (stands_still, ()),
+     (divides_by_zero, (3,))],
+    ids=lambda x: x.kernel_source.name if hasattr(x, "kernel_source") else "",
+)  # fmt: skip
+def test_the_same_mistake_as_of_the_compiler(
+    monkeypatch: pytest.MonkeyPatch, kernel: Any, args: tuple[int, ...]
+) -> None:
+    errors = []
+    for setting in ("0", "1"):
+        monkeypatch.setenv("AMXQ_INTERPRET", setting)
+        with pytest.raises(CompilationError) as caught:
+            kernel[(1,)](torch.zeros(8), *args)
+        errors.append(caught.value)
+    compiled, interpreted = errors
+    assert (compiled.message, compiled.hint) == (interpreted.message, interpreted.hint)
+    assert (compiled.file, compiled.line) == (interpreted.file, interpreted.line)
+
+
 @amxq.jit
 def blocks(x, y, m, n, M: tl.constexpr, N: tl.constexpr, CHECK: tl.constexpr):
     a = tl.make_tensor_descriptor(x, [m, n], [n, 1], [M, N])
@@ -243,7 +305,7 @@ def test_an_int4_linear(interpreter: None) -> None:
 
 
 def test_every_operation_of_the_language_has_a_meaning() -> None:
-    control = {"?", "for", "if", "while", "yield"}
+    control = {"?", "for", "if", "while", "yield", "combine"}
     names = {c.name for c in vars(ops).values() if isinstance(c, type) and issubclass(c, ops.Op)}
     missing = {n for n in names - control if not hasattr(Evaluator, f"on_{n}")}
     assert not missing
