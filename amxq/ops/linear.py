@@ -34,7 +34,7 @@ for _schema in (
 def linear(
     x: torch.Tensor,
     qweight: torch.Tensor,
-    scales: torch.Tensor,
+    scales: torch.Tensor | None = None,
     zeros: torch.Tensor | None = None,
     perm: torch.Tensor | None = None,
     *,
@@ -71,6 +71,9 @@ def linear(
         ArgumentError: there is no such precision or activation.
         TargetError: this CPU cannot run the target that was asked for.
     """
+    if scales is None:  # as in amxq.linear(x, w)
+        _refuse({"x": x, "qweight": qweight, "scales": scales}, precision)
+    assert scales is not None
     try:
         if torch.is_grad_enabled() and (
             x.requires_grad or (bias is not None and bias.requires_grad)
@@ -98,7 +101,8 @@ def _refuse(tensors: Mapping[str, object], precision: object) -> None:
     """Names the argument that torch does not let through to a kernel."""
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor):
-            raise DTypeError(f"{name} is a {type(tensor).__name__}; expected a torch.Tensor")
+            way = "; unpack a weight: amxq.linear(x, *w)" if isinstance(tensor, tuple) else ""
+            raise DTypeError(f"{name} is a {type(tensor).__name__}; expected a torch.Tensor{way}")
         if tensor.is_quantized or tensor.is_nested:
             kind = "nested" if tensor.is_nested else f"quantised, {tensor.dtype}"
             raise LayoutError(f"{name} is {kind}; expected a plain tensor")

@@ -1,8 +1,8 @@
 """Random programs do on every target what they do on the interpreter.
 
 By default a hundred run, by ``make fuzz`` two thousand in two halves, with ``-m slow`` twenty
-thousand new ones. A program that fails is made smaller and
-printed; what it shows becomes a kernel of tests/compiler/test_found_by_fuzzing.py.
+thousand new ones in ten parts. A program that fails is made smaller and printed; what
+it shows becomes a kernel of tests/compiler/test_found_by_fuzzing.py.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ def test_a_thousand_programs(half: int) -> None:
 
 
 @pytest.mark.slow
-def test_new_programs() -> None:
-    fuzz(20_000, None)
+@pytest.mark.parametrize("part", range(10))
+def test_two_thousand_new_programs(part: int) -> None:
+    fuzz(2000, None)
 
 
 # --- the comparison itself ----------------------------------------------------------------

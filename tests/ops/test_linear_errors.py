@@ -55,6 +55,7 @@ WRONG = [
     ({"qweight": W.qweight.to("meta")}, LayoutError, "qweight is on meta"),
     ({"qweight": Q}, ShapeError, r"qweight has shape \[40, 64\].*amxq.pack"),
     ({"qweight": EXPERTS.qweight, "scales": EXPERTS.scales, "zeros": None}, ShapeError, "experts"),
+    ({"qweight": W, "scales": None}, DTypeError, r"qweight is a PackedWeight; .*linear\(x, \*w\)"),
     # scales
     ({"scales": None}, DTypeError, "scales is a NoneType"),
     ({"scales": W.scales.double()}, DTypeError, "float64; expected torch.float16"),
