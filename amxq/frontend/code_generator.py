@@ -372,20 +372,18 @@ class CodeGenerator:
 
     def function(self, node: ast.Call, value: Any) -> Any:
         """A jit function that is handed to a builtin, as a function of values."""
-        if not hasattr(value, "kernel_source"):
-            return value
+        source = getattr(value, "kernel_source", None)
+        return value if source is None else functools.partial(self.combined, node, source)
 
-        def combine(*args: Value) -> Any:
-            result = self.inline(node, value.kernel_source, list(args), {})
-            if not all(isinstance(op, (ops.Constant, *hw.POINTWISE)) for op in self.b.block.ops):
-                raise self.error(
-                    node,
-                    f"{value.kernel_source.name} does more than computing with its arguments",
-                    "use tl.where instead of if; loads, stores and loops are not possible there",
-                )
-            return result
-
-        return combine
+    def combined(self, node: ast.Call, source: KernelSource, *args: Value) -> Any:
+        result = self.inline(node, source, list(args), {})
+        if not all(isinstance(op, (ops.Constant, *hw.POINTWISE)) for op in self.b.block.ops):
+            raise self.error(
+                node,
+                f"{source.name} does more than computing with its arguments",
+                "use tl.where instead of if; loads, stores and loops are not possible there",
+            )
+        return result
 
     def inline(
         self, node: ast.Call, source: KernelSource, args: list[Any], kwargs: dict[str, Any]

@@ -49,7 +49,8 @@ def describe(value: object) -> str:
     if isinstance(value, (Value, DType)):
         return str(value.type) if isinstance(value, Value) else f"the type {value}"
     if isinstance(value, (tuple, list)):
-        return f"({', '.join(map(describe, value))})"
+        parts = (describe(x).removeprefix("the constant ") for x in value)
+        return f"({', '.join(parts)}{',' * (len(value) == 1)})"
     if isinstance(value, (int, float, str, type(None))):
         return f"the constant {value!r}"
     kind = "module" if isinstance(value, ModuleType) else "function" if callable(value) else ""

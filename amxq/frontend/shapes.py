@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from amxq.frontend.semantic import Mistake, Operand, Semantic, describe, numbers
@@ -81,7 +82,7 @@ def combine(
     kind: str,
     x: Any,
     axis: Any,
-    function: Callable[..., Any],
+    function: object,
     reverse: bool = False,
     keep_dims: bool = False,
 ) -> Any:
@@ -92,7 +93,7 @@ def combine(
     shape = shape_of(tiles[0].type)
     if any(shape_of(t.type) != shape for t in tiles):
         raise Mistake(f"the tiles have different shapes: {', '.join(map(describe, tiles))}")
-    if not callable(function):
+    if not isinstance(function, partial):  # what the two modes make of a jit function
         raise Mistake(f"combine_fn is {describe(function)}", "it is a function under @amxq.jit")
     whole = axis is None and kind == "reduce"
     if whole:
@@ -126,7 +127,7 @@ def running(sem: Semantic, kind: str, x: Operand, axis: Any, reverse: bool, dtyp
     """Sums or products of the elements up to each one."""
     x = numbers(sem.value(x))
     x = sem.cast(x, summed(scalar_of(x.type)) if dtype is None else dtype)
-    scan = combine(sem, "scan", x, axis, lambda a, b: sem.binary(kind, a, b), reverse)
+    scan = combine(sem, "scan", x, axis, partial(sem.binary, kind), reverse)
     assert isinstance(scan, Value)
     return scan
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import linecache
 import sys
@@ -96,7 +97,10 @@ class _Program:
         """A jit function that is handed to a builtin, as a function of values."""
         if isinstance(value, Proxy) or not hasattr(value, "kernel_source"):
             return value
-        return lambda *args: unwrap(self(value, wrap(self.sem, self.call, args), {}))
+        return functools.partial(self._combined, value)
+
+    def _combined(self, function: Any, *args: Any) -> Any:
+        return unwrap(self(function, wrap(self.sem, self.call, args), {}))
 
 
 def _at_the_kernels_line(

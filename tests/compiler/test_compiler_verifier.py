@@ -106,6 +106,11 @@ def reduction(
     return b.value(ops.Reduce, type_, kind=kind, operand=splat(b, v["f"]), axis=axis)
 
 
+def printed(b: Builder, x: Value) -> Value:
+    b.emit(ops.Print, prefix="x", indices=(), values=(x,))
+    return x
+
+
 def atomic(
     b: Builder,
     v: dict[str, Value],
@@ -245,6 +250,18 @@ WRONG: dict[str, tuple[str, Callable[[Builder, dict[str, Value]], object]]] = {
     "bitcast of a tile to another size": (
         "tile<4x16xf32> -> tile<4x16xbf16>",
         lambda b, v: b.value(hw.Bitcast, TileType((4, 16), BF16), operand=splat(b, v["f"])),
+    ),
+    "kind of a combination": (
+        "unknown kind fold",
+        lambda b, v: b.combine("fold", [splat(b, v["f"])], 0, False, lambda x, y: [x]),
+    ),
+    "combination to another type": (
+        "yield does not match",
+        lambda b, v: b.combine("scan", [splat(b, v["f"])], 0, False, lambda x, y: [v["n"]]),
+    ),
+    "combination that prints": (
+        "more than computing",
+        lambda b, v: b.combine("scan", [splat(b, v["f"])], 0, False, lambda x, y: [printed(b, x)]),
     ),
     "atomic kind": ("unknown kind mul", lambda b, v: atomic(b, v, "p", v["f"], "mul")),
     "atomic of bits of floats": ("or needs integers", lambda b, v: atomic(b, v, "p", v["f"], "or")),

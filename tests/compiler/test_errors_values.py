@@ -282,7 +282,7 @@ def axis_of_the_run_time(x, n):
 @amxq.jit
 def offsets_of_another_rank(x, n):
     block = tl.make_tensor_descriptor(x, [8, 8], [8, 1], [4, 4])
-    tl.store(x, block.load((n, n, 3)))  # error: expected 2 offsets, got \(i32, i32, the |
+    tl.store(x, block.load((n, n, 3)))  # error: expected 2 offsets, got \(i32, i32, 3\) |
 
 
 @wrong(F32)

@@ -118,6 +118,10 @@ def two(x, y):
     return x, y
 
 
+def plain_python(x, y):
+    return x
+
+
 @amxq.jit
 def mistaken(x, CASE: tl.constexpr):
     tile = tl.load(x + tl.arange(0, 8))
@@ -133,6 +137,10 @@ def mistaken(x, CASE: tl.constexpr):
         tl.store(x, tl.reduce(tile, 0, 3))
     elif CASE == 5:
         tl.store(x, tl.associative_scan(tile, None, added))
+    elif CASE == 6:
+        tl.store(x, tl.reduce(tile, 0, tl.maximum))
+    elif CASE == 7:
+        tl.store(x, tl.reduce(tile, 0, plain_python))
 
 
 MESSAGES = [
@@ -142,6 +150,8 @@ MESSAGES = [
     "different shapes: tile<8xf32>, tile<8x1xf32>",
     "combine_fn is the constant 3",
     "the axis is the constant None",
+    "combine_fn is the function maximum",
+    "combine_fn is the function plain_python",
 ]
 
 

@@ -287,7 +287,7 @@ class Generator(Expressions):
             made = f"tl.int4_tensor(packed, dot_f32, None, [{k}, 64], {k}, [{k}, 32])"
             b, source = f"{made}.load([0, 32 * pid])", self.pick("dot_bf16", "in_i8")
         else:
-            k = self.pick(1, 3, 4, 8, 16, 17, 32, 64)
+            k = self.pick(1, 3, 4, 8, 16, *(17, 32, 64) * (self.span != LONG))
             source = self.pick("dot_bf16", "dot_f16", "dot_f32", "dot_f64")
             b = self._operand(source, (*batch, k, columns))
         a = self._operand(source, (*batch, rows, k))
@@ -315,17 +315,17 @@ class Generator(Expressions):
     def _matmul(self, depth: int) -> None:
         """A loop over blocks of k that carries the sums."""
         rows, columns = self.shape
-        k, source = (
-            self.pick(2, 8, 16, 17, 32),
-            self.pick("dot_bf16", "dot_f16", "dot_f32", "dot_f64"),
-        )
+        long = self.span == LONG
+        k = self.pick(2, 8, 16, *(17, 32) * (not long))
+        source = self.pick("dot_bf16", "dot_f16", "dot_f32", "dot_f64")
         dtype = F64 if source == "dot_f64" else F32
         zeros = f"tl.zeros({list(self.shape)}, tl.{NAMES[dtype]})"
         acc = self.let(Expr(zeros, self.shape, dtype)).text
         index = self._name("i")
         a = self._operand(source, (rows, k), [f"{index} * 8"])
         b = self._operand(source, (k, columns), [f"{index} * {columns}"])
-        self.line(f"for {index} in range({self.pick('0, 3', 'pid, 4', '0, n, 16')}):")
+        bounds = self.pick("0, 3", "pid, 4", *(["0, n, 16"] * (not long)))
+        self.line(f"for {index} in range({bounds}):")
         if self.chance(30):
             by = self.pick("0.5", "real", f"tl.sum({acc}, 1)[:, None]")
             self.line(f"    {acc} = ({acc} * {by}).to(tl.{NAMES[dtype]})")
