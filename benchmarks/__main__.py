@@ -9,7 +9,7 @@ SUBJECTS = {
     "linear": "amxq's int4 linear beside other implementations",
     "figures": "tables and plots of what linear recorded, several runs together",
     "experts": "amxq's mixture of experts beside other implementations",
-    "generation": "tokens per second of whole models, beside transformers",
+    "generation": "tokens per second of whole models, beside transformers and llama.cpp",
     "loading": "loading a model, beside transformers and from the packed form",
     "language": "kernels written in the language beside torch",
     "overhead": "import, first call, compilation, the cost of a call",

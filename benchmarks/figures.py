@@ -168,9 +168,10 @@ def _roof(axis: Any, limits: dict[str, Any], part: list[Row]) -> None:
         axis.plot([low, end], [low * rate / 1e9, end * rate / 1e9], line, color="grey")
         text = f"{rate / 1e9:.1f} GB/s, pages of {pages}"
         axis.annotate(text, (low, low * rate / 1e9), fontsize=6, va=place)
-    for name, rate in limits.get("multiply", {}).items():
+    for i, (name, rate) in enumerate(limits.get("multiply", {}).items()):
         axis.axhline(threads * rate / 1e9, color="grey", linewidth=0.8)
-        axis.annotate(name, (low, threads * rate / 1e9), fontsize=6)
+        place = {"ha": "right", "va": "bottom", "fontsize": 6}
+        axis.annotate(name, (high * (0.5 if i % 2 else 1), threads * rate / 1e9), **place)
 
 
 def main(arguments: list[str]) -> int:
