@@ -49,6 +49,30 @@ def test_dense_dots(on_each: str, shape: tuple[int, int, int], dtype: torch.dtyp
 
 
 @amxq.jit
+def transposed(a, b, out, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
+    m, n, k = tl.arange(0, M), tl.arange(0, N), tl.arange(0, K)
+    rows = b + n[:, None] * K + k[None, :]
+    x, y = tl.load(a + m[:, None] * K + k[None, :]), tl.load(rows)
+    tl.store(rows, y * 0)  # what the dot multiplies was read before
+    product = tl.dot(x, tl.trans(y)) + tl.dot(x, (y + y).T)
+    tl.store(out + m[:, None] * N + n[None, :], product)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("shape", [(16, 16, 16), (5, 48, 32), (64, 128, 64), (32, 20, 16)], ids=str)
+def test_transposed_operands(on_each: str, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    m, n, k = shape
+    generator = torch.Generator().manual_seed(6)
+    a, b = (torch.randn(r, k, generator=generator).to(dtype) for r in (m, n))
+    before, out = b.double(), torch.zeros(m, n)
+    transposed[(1,)](a, b, out, M=m, N=n, K=k)
+    want = 3 * a.double() @ before.T
+    bound = 3 * (a.double().abs() @ before.abs().T) * (k + 2) * 2.0**-24
+    assert ((out - want).abs() <= bound).all()
+    assert (b == 0).all()
+
+
+@amxq.jit
 def chained(a, b, out, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
     rows, columns, depth = tl.arange(0, M), tl.arange(0, N), tl.arange(0, K)
     x = tl.load(a + rows[:, None] * K + depth[None, :])
