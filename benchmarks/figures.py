@@ -29,7 +29,11 @@ def merged(files: Iterable[pathlib.Path]) -> tuple[list[Row], dict[str, Any]]:
         _highest(limits, content.get("limits", {}))
     rows = list(found.values())
     order = {who: i for i, who in enumerate(dict.fromkeys(row["who"] for row in rows))}
-    return sorted(rows, key=lambda r: (*(r[x] for x in _CASE), r["m"], order[r["who"]])), limits
+
+    def place(r: Row) -> tuple[Any, ...]:
+        return r["n"], r["k"], not r["symmetric"], r["group"], r["threads"], r["m"], order[r["who"]]
+
+    return sorted(rows, key=place), limits
 
 
 def _highest(kept: dict[str, Any], more: dict[str, Any]) -> None:
@@ -74,9 +78,11 @@ def nearest(rows: list[Row]) -> list[Row]:
     over "bf16" and 8-bit ones over "int8"; below 1 the peer is faster."""
     out = []
     quantising = _quantising(rows)
+    columns = {f"M = {m}": "" for m in sorted({r["m"] for r in rows})}
     for case, part in _cases(rows):
         for own, eight_bits in (("amxq", False), ("amxq_int8", True)):
             line: Row = {"": case, "activations": "int8" if eight_bits else "bf16"}
+            line |= columns
             for m in dict.fromkeys(r["m"] for r in part):
                 times = {r["who"]: r["us"] for r in part if r["m"] == m}
                 peers = {
@@ -87,7 +93,7 @@ def nearest(rows: list[Row]) -> list[Row]:
                 if own in times and peers:
                     who = min(peers, key=lambda name: peers[name])
                     line[f"M = {m}"] = f"{number(peers[who] / times[own])} {who}"
-            if len(line) > 2:
+            if any(line[column] for column in columns):
                 out.append(line)
     return out
 
