@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from amxq.ops.fused_moe import fused_moe as fused_moe
     from amxq.ops.gated import gated_linear as gated_linear
     from amxq.ops.linear import linear as linear
+    from amxq.ops.multi import multi_linear as multi_linear
     from amxq.ops.route import route as route
     from amxq.quantization import PackedWeight as PackedWeight
     from amxq.quantization import dequantize as dequantize
@@ -52,6 +53,7 @@ _HOMES = {
     "linear": "amxq.ops.linear",
     "load_layer": "amxq.quantization",
     "load_model": "amxq.integrations",
+    "multi_linear": "amxq.ops.multi",
     "pack": "amxq.quantization",
     "route": "amxq.ops.route",
     "set_target": "amxq.runtime.targets",
@@ -91,6 +93,7 @@ try:
     importlib.import_module("amxq.ops.linear")
     importlib.import_module("amxq.ops.fused_moe")
     importlib.import_module("amxq.ops.gated")
+    importlib.import_module("amxq.ops.multi")
     importlib.import_module("amxq.ops.normalize")
     importlib.import_module("amxq.ops.route")
 except ImportError:

@@ -248,15 +248,15 @@ def _cache(arguments: argparse.Namespace) -> int:
 def _explain(arguments: argparse.Namespace) -> int:
     import torch
 
-    from amxq.ops.schedule import plan
+    from amxq.ops.schedule import PANEL, Operands, plan
     from amxq.runtime.targets import check_name
 
     bf16, group = torch.bfloat16, arguments.group
     if arguments.k % group or group % 8:
         raise ArgumentError(f"--group {group}: expected a multiple of 8 that divides --k")
     target = check_name(arguments.target).name
-    sizes = (arguments.m, arguments.k, arguments.n, group)
-    planned = plan(*sizes, target, bf16, False, None, bf16, arguments.precision)
+    sizes = (arguments.m, arguments.k, -(-arguments.n // PANEL), group)
+    planned = plan(*sizes, target, Operands(bf16, zeros=False), bf16, arguments.precision)
     print(amxq.explain(planned.kernel))
     return 0
 

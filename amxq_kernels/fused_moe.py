@@ -18,8 +18,7 @@ panel: each thread streams its share of an expert's weights once.
 
 import amxq.language as tl
 from amxq.runtime.jit import jit
-from amxq_kernels.int4_linear import int4_product
-from amxq_kernels.int4_linear_int8 import int8_product
+from amxq_kernels.int4_linear import product
 
 NO_EXPERT = 1 << 40
 RECORD = 4
@@ -165,30 +164,6 @@ def expert_weight(qweight, scales, zeros, expert, N, K, group_size, BLOCK_K: tl.
     if zeros is not None:
         zeros = zeros + groups
     return tl.int4_tensor(qweight, scales, zeros, [K, N], group_size, [BLOCK_K, 32])
-
-
-@jit
-def product(
-    x,
-    rows,
-    x_scales,
-    sums,
-    w,
-    m,
-    n,
-    sizes,
-    SPLITS: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
-    """fp32 [BLOCK_M, 32]: rows of x, those from m on or, if not None, the tile ``rows``, times 32
-    columns of the int4 tensor w from n on."""
-    M, stride, K, group_size = sizes
-    if x_scales is not None:
-        return int8_product(
-            x, rows, x_scales, sums, stride, w, m, n, M, K, group_size, BLOCK_M, BLOCK_K
-        )
-    return int4_product(x, rows, w, sums, m, n, M, K, group_size, SPLITS, BLOCK_M, BLOCK_K)
 
 
 @jit

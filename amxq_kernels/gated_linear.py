@@ -3,7 +3,7 @@
 import amxq.language as tl
 from amxq.runtime.jit import jit
 from amxq_kernels.fused_moe import activated
-from amxq_kernels.int4_linear import int4_product
+from amxq_kernels.int4_linear import product
 
 
 @jit
@@ -15,9 +15,11 @@ def gated_linear(
     up_qweight,
     up_scales,
     up_zeros,
-    block_sums,
+    x_scales,
+    sums,
     y,
     M,
+    stride,
     N,
     K,
     group_size,
@@ -36,8 +38,9 @@ def gated_linear(
     m = tl.minimum(block * BLOCK_M, M - BLOCK_M)
     n = tl.program_id(1) * 32
     w = tl.int4_tensor(gate_qweight, gate_scales, gate_zeros, [K, N], group_size, [BLOCK_K, 32])
-    gate = int4_product(x, None, w, block_sums, m, n, M, K, group_size, SPLITS, BLOCK_M, BLOCK_K)
+    sizes = (M, stride, K, group_size)
+    gate = product(x, None, x_scales, sums, w, m, n, sizes, SPLITS, BLOCK_M, BLOCK_K)
     w = tl.int4_tensor(up_qweight, up_scales, up_zeros, [K, N], group_size, [BLOCK_K, 32])
-    up = int4_product(x, None, w, block_sums, m, n, M, K, group_size, SPLITS, BLOCK_M, BLOCK_K)
+    up = product(x, None, x_scales, sums, w, m, n, sizes, SPLITS, BLOCK_M, BLOCK_K)
     out = tl.make_tensor_descriptor(y, [M, N], [N, 1], [BLOCK_M, 32])
     out.store([m, n], activated(gate, up, 0.0, 0.0, ACTIVATION, False), boundary_check=(1,))

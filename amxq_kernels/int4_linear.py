@@ -1,23 +1,19 @@
-"""y = x · Wᵀ (+ bias) for a packed INT4 weight W [N, K] = (q - z) · s.
+"""y = x · Wᵀ (+ bias) (+ residual) for packed INT4 weights W [N, K] = (q - z) · s.
 
 The weight stays an integer in the multiplication: a bf16 activation times an integer from -8 to 7
 is exact in fp32, so the sum over a block of K is rounded in fp32 only, and the group's scale is
 applied to the sum. Zero points enter as a correction with the block's sum of activations:
 sum (q - z) x = sum (q - 8) x - (z - 8) sum x.
+With precision "int8" activations have been quantised first, see int4_linear_int8.py.
 """
 
 import amxq.language as tl
 from amxq.runtime.jit import jit
+from amxq_kernels.int4_linear_int8 import int8_product
+from amxq_kernels.rows import block_at
 
-
-@jit
-def block_at(x, rows, m, k, M, stride, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr):
-    """[BLOCK_M, BLOCK_K] of x [M, ..], whose rows are ``stride`` elements apart, from column k on:
-    the rows from m on, or, where ``rows`` is an int64 tile [BLOCK_M] and not None, those."""
-    if rows is None:
-        a = tl.make_tensor_descriptor(x, [M, k + BLOCK_K], [stride, 1], [BLOCK_M, BLOCK_K])
-        return a.load([m, k], boundary_check=())
-    return tl.load(x + rows[:, None] * stride + (k + tl.arange(0, BLOCK_K))[None, :])
+ENTRY = 6
+"""Numbers that describe a panel of several weights: see :func:`int4_linear`."""
 
 
 @jit
@@ -55,15 +51,43 @@ def int4_product(
 
 
 @jit
+def product(
+    x,
+    rows,
+    x_scales,
+    sums,
+    w,
+    m,
+    n,
+    sizes,
+    SPLITS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """fp32 [BLOCK_M, 32]: rows of x, those from m on or, if not None, the tile ``rows``, times 32
+    columns of the int4 tensor w from n on."""
+    M, stride, K, group_size = sizes
+    if x_scales is not None:
+        return int8_product(
+            x, rows, x_scales, sums, stride, w, m, n, M, K, group_size, BLOCK_M, BLOCK_K
+        )
+    return int4_product(x, rows, w, sums, m, n, M, K, group_size, SPLITS, BLOCK_M, BLOCK_K)
+
+
+@jit
 def int4_linear(
     x,
     qweight,
     scales,
     zeros,
-    block_sums,
+    table,
+    x_scales,
+    sums,
     bias,
+    residual,
     y,
     M,
+    stride,
     N,
     K,
     group_size,
@@ -74,22 +98,42 @@ def int4_linear(
 ):
     """One block of BLOCK_M rows and 32 columns of y.
 
-    x: bf16 [SPLITS · M, K], contiguous: SPLITS parts that add up to the activations.
+    x: bf16 [SPLITS · M, K], contiguous: SPLITS parts that add up to the activations; with sums,
+    fp32 [M, K / BLOCK_K], as block_sums writes them, or None where zeros is None.
+    Or int8 [M, stride] with x_scales and, for sums, offsets, as quantize_int8 writes them.
     qweight, scales, zeros: as in amxq.PackedWeight; zeros may be None.
-    block_sums: fp32 [M, K / BLOCK_K], sums of x, or None where zeros is None.
-    bias: [N] or None. y: [M, N]. BLOCK_K divides group_size, group_size divides K.
+    table: None, or int64 [panels, ENTRY] for several weights side by side. Of each panel: how far
+    its weight's qweight, scales and zeros are from the first's, in elements; its weight's first
+    column of y, and how many it has; and the panel's own first column within the weight.
+    bias: [N] or None. residual: [M, N] or None. y: [M, N]. BLOCK_K divides group_size, which
+    divides K.
     Grid: (row blocks within a band, panels of 32 columns, bands of rows): the rows of a band
     stay in cache while the panels stream by. row_blocks is the grid's first size.
     """
     block = tl.program_id(2) * row_blocks + tl.program_id(0)
     # The last block overlaps its neighbour instead of masking rows: both write the same values.
     m = tl.minimum(block * BLOCK_M, M - BLOCK_M)
-    n = tl.program_id(1) * 32
-    w = tl.int4_tensor(qweight, scales, zeros, [K, N], group_size, [BLOCK_K, 32])
-    acc = int4_product(x, None, w, block_sums, m, n, M, K, group_size, SPLITS, BLOCK_M, BLOCK_K)
+    n, columns = tl.program_id(1) * 32, N
+    if table is not None:
+        entry = table + tl.program_id(1) * ENTRY
+        qweight += tl.load(entry)
+        scales += tl.load(entry + 1)
+        if zeros is not None:
+            zeros += tl.load(entry + 2)
+        y += tl.load(entry + 3)
+        if bias is not None:
+            bias += tl.load(entry + 3)
+        columns = tl.load(entry + 4).to(tl.int32)
+        n = tl.load(entry + 5).to(tl.int32)
+    w = tl.int4_tensor(qweight, scales, zeros, [K, columns], group_size, [BLOCK_K, 32])
+    sizes = (M, stride, K, group_size)
+    acc = product(x, None, x_scales, sums, w, m, n, sizes, SPLITS, BLOCK_M, BLOCK_K)
     if bias is not None:
-        acc += tl.make_tensor_descriptor(bias, [N], [1], [32]).load([n]).to(tl.float32)
-    out = tl.make_tensor_descriptor(y, [M, N], [N, 1], [BLOCK_M, 32])
+        acc += tl.make_tensor_descriptor(bias, [columns], [1], [32]).load([n]).to(tl.float32)
+    if residual is not None:
+        more = tl.make_tensor_descriptor(residual, [M, N], [N, 1], [BLOCK_M, 32])
+        acc += more.load([m, n], boundary_check=(1,)).to(tl.float32)
+    out = tl.make_tensor_descriptor(y, [M, columns], [N, 1], [BLOCK_M, 32])
     out.store([m, n], acc, boundary_check=(1,))
 
 

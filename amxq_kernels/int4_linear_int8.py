@@ -1,4 +1,4 @@
-"""y = x · Wᵀ (+ bias) with activations quantised to int8 at run time, for a packed INT4 weight.
+"""Activations quantised to int8 at run time, and their product with a packed INT4 weight.
 
 Each block of at most 128 activations of a row, within one group of the weight, has a scale of its
 own: x ≈ scale · a with integers a from -127 to 127. The sum over a block is exact in int32, and
@@ -11,7 +11,7 @@ Every rounding is written down (fma), so the result has the same bits on every t
 
 import amxq.language as tl
 from amxq.runtime.jit import jit
-from amxq_kernels.int4_linear import block_at
+from amxq_kernels.rows import block_at
 
 LARGEST = 127.0
 SMALLEST = 1e-36
@@ -61,8 +61,8 @@ def int8_product(
 ):
     """fp32 [BLOCK_M, 32]: rows of x from m on, times 32 columns of the int4 tensor w from n on.
 
-    x, x_scales, x_offsets: as for :func:`int4_linear_int8`. rows: None, or the rows themselves, an
-    int64 tile.
+    x, x_scales, x_offsets: what :func:`quantize_int8` wrote, with the same BLOCK_K. rows: None, or
+    the rows themselves, an int64 tile.
     """
     acc = tl.zeros((BLOCK_M, 32), tl.float32)
     for k in tl.range(0, K, BLOCK_K):
@@ -76,41 +76,3 @@ def int8_product(
         part = tl.fma(part, block_at(x_scales + first, rows, m, 0, M, 1, BLOCK_M, 1), offset)
         acc = tl.fma(part, w.scales([g, n]), acc)
     return acc
-
-
-@jit
-def int4_linear_int8(
-    x,
-    x_scales,
-    x_offsets,
-    stride,
-    qweight,
-    scales,
-    zeros,
-    bias,
-    y,
-    M,
-    N,
-    K,
-    group_size,
-    row_blocks,
-    BLOCK_M: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
-    """One block of BLOCK_M rows and 32 columns of y.
-
-    x, x_scales, x_offsets: what :func:`quantize_int8` wrote, with the same BLOCK_K.
-    The rest, and the grid: as in :func:`amxq_kernels.int4_linear.int4_linear`.
-    """
-    block = tl.program_id(2) * row_blocks + tl.program_id(0)
-    # The last block overlaps its neighbour instead of masking rows: both write the same values.
-    m = tl.minimum(block * BLOCK_M, M - BLOCK_M)
-    n = tl.program_id(1) * 32
-    w = tl.int4_tensor(qweight, scales, zeros, [K, N], group_size, [BLOCK_K, 32])
-    acc = int8_product(
-        x, None, x_scales, x_offsets, stride, w, m, n, M, K, group_size, BLOCK_M, BLOCK_K
-    )
-    if bias is not None:
-        acc += tl.make_tensor_descriptor(bias, [N], [1], [32]).load([n]).to(tl.float32)
-    out = tl.make_tensor_descriptor(y, [M, N], [N, 1], [BLOCK_M, 32])
-    out.store([m, n], acc, boundary_check=(1,))

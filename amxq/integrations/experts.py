@@ -9,8 +9,8 @@ import torch
 
 from amxq.errors import CheckpointError, ShapeError
 from amxq.integrations.layers import PackedModule
+from amxq.ops.checks import check_precision
 from amxq.ops.expert_bound import BoundExperts
-from amxq.ops.linear import check_precision
 from amxq.quantization.packed import PackedWeight
 
 _NAMES = ("qweight", "scales", "zeros", "perm")

@@ -1,4 +1,4 @@
-"""Modules of transformers' models that amxq computes in one launch instead of several.
+"""Which modules of a transformers model are replaced by those that need fewer launches.
 
 At one token the many small operations of a model cost more than its weights. Which modules are
 replaced is not decided by their names: one is if a trial on random numbers gives the same result.
@@ -12,79 +12,12 @@ from typing import Any
 
 import torch
 
+from amxq.integrations import decoder
 from amxq.integrations.layers import Int4Linear
-from amxq.ops.gated import ACTIVATIONS, bound_gated_linear
-from amxq.ops.normalize import rms_norm
+from amxq.integrations.modules import FlatLinear, GatedMLP, RmsNorm, plain_rms_norm
+from amxq.ops.gated import ACTIVATIONS
 
 TRIAL_ROWS = 3
-
-
-class RmsNorm(torch.nn.Module):
-    """A root mean square norm: weight · (x / sqrt(mean(x²) + eps))."""
-
-    def __init__(self, weight: torch.nn.Parameter, eps: float) -> None:
-        super().__init__()
-        self.weight, self.variance_epsilon = weight, eps
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x [..., N] -> [..., N]."""
-        weight: torch.Tensor = self._parameters["weight"]  # type: ignore[assignment]
-        if (
-            torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
-        ) or x.dtype != weight.dtype:
-            return _rms_norm(x, weight, self.variance_epsilon)
-        if torch.compiler.is_compiling():
-            return torch.ops.amxq.rms_norm(  # type: ignore[no-any-return]
-                x.contiguous(), weight, self.variance_epsilon
-            )
-        return rms_norm(x.contiguous(), weight, self.variance_epsilon)
-
-    def extra_repr(self) -> str:
-        """What repr(model) shows of the module."""
-        return f"{self.weight.shape[0]}, eps={self.variance_epsilon}"
-
-
-class GatedMLP(torch.nn.Module):
-    """down(activation(gate(x)) · up(x)), the first two and the activation in one launch."""
-
-    def __init__(
-        self, gate_proj: Int4Linear, up_proj: Int4Linear, down_proj: Any, activation: str
-    ) -> None:
-        super().__init__()
-        self.gate_proj, self.up_proj, self.down_proj = gate_proj, up_proj, down_proj
-        self.activation = activation
-        self._bound: tuple[Any, ...] = ((), None)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x [..., K] -> [..., K]."""
-        gate, up = self.gate_proj, self.up_proj
-        if gate.precision != "bf16" or up.precision != "bf16":
-            h = ACTIVATIONS[self.activation](gate(x)) * up(x)
-            return self.down_proj(h)  # type: ignore[no-any-return]
-        tensors, call = self._bound
-        now = (gate.qweight, gate.scales, up.qweight, up.scales)
-        if len(tensors) != len(now) or any(a is not b for a, b in zip(tensors, now)):
-            call = bound_gated_linear(gate.packed, up.packed, self.activation)
-            self._bound = (now, call)
-        return self.down_proj(call(x))  # type: ignore[no-any-return]
-
-    def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickles, which bind their own tensors."""
-        return self.__dict__ | {"_bound": ((), None)}
-
-
-class FlatLinear(torch.nn.Linear):
-    """A dense linear layer that multiplies a matrix, whatever the shape of x.
-
-    torch multiplies x [1, 1, K] in odd strides, as the last position of a prompt has them, by a
-    weight without gradient as a batch, for which it transposes a copy of the weight: half a second
-    for a head of 150,000 words (torch 2.13).
-    """
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x [..., K] -> [..., N]."""
-        flat = torch.nn.functional.linear(x.reshape(-1, x.shape[-1]), self.weight, self.bias)
-        return flat.view(*x.shape[:-1], self.out_features)
 
 
 def fuse(model: torch.nn.Module) -> dict[str, int]:
@@ -109,6 +42,10 @@ def fuse(model: torch.nn.Module) -> dict[str, int]:
             if known[key]:
                 setattr(parent, name, new)
                 count[type(new).__name__] = count.get(type(new).__name__, 0) + 1
+    for kind in (decoder.FusedAttention, decoder.FusedLayer):  # layers contain attention
+        for module in model.modules():
+            if decoder.fuse(module, kind, known):
+                count[kind.__name__] = count.get(kind.__name__, 0) + 1
     return count
 
 
@@ -167,7 +104,7 @@ def _same(module: torch.nn.Module, new: RmsNorm | GatedMLP) -> bool:
     if isinstance(new, RmsNorm):
         dtype, roundings = new.weight.dtype, 1
         x = random(TRIAL_ROWS, new.weight.shape[0])
-        expected = _rms_norm(x, new.weight, new.variance_epsilon)
+        expected = plain_rms_norm(x, new.weight, new.variance_epsilon)
     else:
         dtype, roundings = torch.bfloat16, 4
         x = random(TRIAL_ROWS, 8)
@@ -185,9 +122,3 @@ def _same(module: torch.nn.Module, new: RmsNorm | GatedMLP) -> bool:
         return False
     error, size = (got.double() - expected.double()).norm(), expected.double().norm()
     return bool(error <= roundings * torch.finfo(dtype).eps * size)
-
-
-def _rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    wide = x.float()
-    scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    return weight * (wide * scale).to(x.dtype)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from operator import is_not
 from typing import Any
 
 import torch
 
 from amxq.errors import DTypeError, LayoutError, ShapeError
-from amxq.ops.linear import bound_linear, check_precision
+from amxq.ops.checks import check_precision
+from amxq.ops.linear import bound_linear
 from amxq.quantization.packed import PackedWeight
 
 
@@ -127,14 +127,21 @@ class Int4Linear(PackedModule):
             raise DTypeError(f"bias has dtype {bias.dtype}; expected bf16, fp16 or fp32")
         self.bias = bias.detach().contiguous()
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x [..., K] bf16, fp16 or fp32 -> [..., N] in x.dtype. Raises what amxq.linear raises."""
+    @property
+    def state(self) -> tuple[object, ...]:
+        """Changes when another tensor or precision is put in place. It names tensors by their
+        ids, so what compares two states has to hold the first one's tensors."""
+        return self.precision, *map(id, self._buffers.values())
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """x [..., K] bf16, fp16 or fp32 -> [..., N] in x.dtype, with residual added, as
+        amxq.linear does and with its errors."""
         before, call = self._bound
-        now = (self.precision, *self._buffers.values())
-        if len(before) != len(now) or any(map(is_not, before, now)):  # new, or changed since
+        now = (self.precision, *map(id, self._buffers.values()))  # state, without the call
+        if before != now:  # new, or changed since
             call = bound_linear(self.packed, self.bias, self.precision)
             self._bound = (now, call)
-        return call(x)  # type: ignore[no-any-return]
+        return call(x, residual)  # type: ignore[no-any-return]
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles, which bind their own tensors."""

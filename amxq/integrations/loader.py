@@ -25,7 +25,7 @@ from amxq.integrations.fusion import fuse
 from amxq.integrations.layers import Int4Linear, PackedModule
 from amxq.integrations.progress import Progress
 from amxq.integrations.summary import LoadSummary
-from amxq.ops.linear import check_precision
+from amxq.ops.checks import check_precision
 from amxq.quantization.checkpoint import Checkpoint
 from amxq.quantization.detect import folder_path
 from amxq.quantization.files import did_you_mean

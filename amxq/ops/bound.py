@@ -7,15 +7,24 @@ left here (docs/performance.md), which a model with hundreds of small layers fee
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 
 from amxq.ops import schedule
 from amxq.runtime.targets import get_target
 
+_KNOWN_SHAPES = 256
+
+
+class Bound(Protocol):
+    """y [..., N] = f(x [..., K]) + residual, of weights that were given before."""
+
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor: ...
+
 
 class BoundCall:
-    """y [..., N] = f(x [..., K]) for a kernel that takes (x, *fixed, y, M, N, K, group, rows).
+    """A :class:`Bound` for a kernel whose activations :class:`schedule.Plan` prepares.
 
     It serves what decoding needs, contiguous bf16 activations without gradient, and hands
     everything else to ``general``, the operator with all its checks.
@@ -24,56 +33,82 @@ class BoundCall:
     def __init__(
         self,
         sizes: tuple[int, int, int],
-        fixed: tuple[torch.Tensor, ...],
-        plan: Callable[[int, str], schedule.Plan],
-        general: Callable[[torch.Tensor], torch.Tensor],
+        weight: tuple[torch.Tensor, ...],
+        bias: torch.Tensor | None,
+        plan: Callable[[int, str, bool], schedule.Plan],
+        general: Bound,
     ) -> None:
         """
         Args:
             sizes: N, K and the group size of weights that have been checked.
-            fixed: the tensors whose addresses the kernel takes between x and y.
-            plan: for a number of rows and a target.
+            weight: the tensors whose addresses the kernel takes.
+            bias: contiguous [N], of a dtype that kernels take, or None.
+            plan: for a number of rows, a target, and whether there is a residual.
             general: the same calculation for any x.
         """
         self.N, self.K, self.group = sizes
-        self.fixed = fixed  # holds the memory
-        self._addresses = tuple(t.data_ptr() for t in fixed)
+        self._held = weight, bias
+        self._weight = tuple(t.data_ptr() for t in weight)
+        self._bias = () if bias is None else (bias.data_ptr(),)
         self._plan, self._general = plan, general
-        self._plans: dict[tuple[int, str], schedule.Plan] = {}
+        # by x's shape, target, and whether there is a residual: the plan, y's shape, M
+        self._known: dict[
+            tuple[torch.Size, str, bool], tuple[schedule.Plan, tuple[int, ...], int]
+        ] = {}
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """As the operator, errors included."""
         if (
             type(x) is not torch.Tensor
-            or torch.compiler.is_compiling()
             or x.dtype is not torch.bfloat16
             or not x.is_contiguous()
             or not x.is_cpu
-            or not x.numel()
-            or x.shape[-1] != self.K
+            or torch.compiler.is_compiling()
             or (x.requires_grad and torch.is_grad_enabled())
         ):
-            return self._general(x)
-        M = x.numel() // self.K
-        key = (M, get_target())
-        plan = self._plans.get(key)
-        if plan is None:
-            plan = self._plans[key] = self._plan(*key)
-        y = x.new_empty((*x.shape[:-1], self.N))
-        rows: tuple[int, ...] = (x.data_ptr(),)
-        if plan.int8:
-            rows, _held = plan.quantised(rows[0], M, self.K)
+            return self._general(x, residual)
+        key = x.shape, get_target(), residual is not None
+        known = self._known.get(key)
+        if known is None:
+            if not x.numel() or x.shape[-1] != self.K:
+                return self._general(x, residual)
+            if len(self._known) >= _KNOWN_SHAPES:
+                self._known.clear()
+            M = x.numel() // self.K
+            known = self._plan(M, *key[1:]), (*x.shape[:-1], self.N), M
+            self._known[key] = known
+        plan, shape, M = known
+        result = self._bias
+        if residual is not None:
+            if (
+                type(residual) is not torch.Tensor
+                or residual.dtype is not torch.bfloat16
+                or residual.shape != shape
+                or not residual.is_contiguous()
+                or not residual.is_cpu
+                or (residual.requires_grad and torch.is_grad_enabled())
+            ):
+                return self._general(x, residual)
+            result = (*result, residual.data_ptr())
+        y = x.new_empty(shape)
+        if plan.prepare is not None:
+            sizes = M, self.N, self.K, self.group
+            plan.run(x, self._weight, (*result, y.data_ptr()), sizes)
+            return y
+        grid, K = plan.grid, self.K
         plan.kernel.launch(
-            plan.grid,
+            grid,
             (
-                *rows,
-                *self._addresses,
+                x.data_ptr(),
+                *self._weight,
+                *result,
                 y.data_ptr(),
                 M,
+                K,
                 self.N,
-                self.K,
+                K,
                 self.group,
-                plan.grid[0],
+                grid[0],
             ),
         )
         return y

@@ -9,9 +9,9 @@ import torch
 from amxq.errors import AmxqError, DTypeError, LayoutError
 from amxq.ops import expert_checks as checks
 from amxq.ops import expert_token
+from amxq.ops.checks import check_precision
 from amxq.ops.expert_layer import ExpertLayer
 from amxq.ops.expert_weights import weights_of
-from amxq.ops.linear import check_precision
 from amxq.quantization.packed import PackedWeight
 from amxq.runtime.targets import get_target
 

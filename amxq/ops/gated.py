@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
 from amxq.errors import ArgumentError, LayoutError, ShapeError
-from amxq.ir.types import I32, U8, PointerType, Type
 from amxq.ops import linear as one
 from amxq.ops import schedule
-from amxq.ops.activations import bf16_parts, ordered_rows, split_count
-from amxq.ops.bound import BoundCall
+from amxq.ops.activations import ordered_rows
+from amxq.ops.bound import Bound, BoundCall
+from amxq.ops.checks import check_activations, check_precision, check_weight
 from amxq.quantization.packed import PackedWeight
 from amxq.runtime.compiler import Launchable
-from amxq.runtime.jit import pointers
 from amxq.runtime.targets import get_target
 
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -28,13 +26,19 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 _library = torch.library.Library("amxq", "FRAGMENT")
 _library.define(
     "gated_linear(Tensor x, Tensor gate_qweight, Tensor gate_scales, Tensor? gate_zeros, "
-    "Tensor up_qweight, Tensor up_scales, Tensor? up_zeros, *, str activation='silu') -> Tensor",
+    "Tensor up_qweight, Tensor up_scales, Tensor? up_zeros, *, str activation='silu', "
+    "str precision='bf16') -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 
 
 def gated_linear(
-    x: torch.Tensor, gate: PackedWeight, up: PackedWeight, *, activation: str = "silu"
+    x: torch.Tensor,
+    gate: PackedWeight,
+    up: PackedWeight,
+    *,
+    activation: str = "silu",
+    precision: str = "bf16",
 ) -> torch.Tensor:
     """activation(x · Wgateᵀ) · (x · Wupᵀ) in one launch, in fp32 until the result is rounded.
 
@@ -42,6 +46,7 @@ def gated_linear(
         x: [..., K] bf16, fp16 or fp32 on the CPU, any strides.
         gate, up: packed weights [N, K] of one shape, group size and kind, without perm.
         activation: "silu", "gelu" (by erf) or "gelu_tanh".
+        precision: "bf16" or "int8", see :func:`amxq.linear`.
 
     Returns:
         [..., N] in x's dtype. Where x needs a gradient it is computed in three steps.
@@ -53,30 +58,31 @@ def gated_linear(
     """
     _check_no_perm(gate, up)
     if torch.is_grad_enabled() and x.requires_grad:
-        _check(x, gate, up, activation)
-        return ACTIVATIONS[activation](one.linear(x, *gate)) * one.linear(x, *up)
+        _check(x, gate, up, activation, precision)
+        gated = one.linear(x, *gate, precision=precision)
+        return ACTIVATIONS[activation](gated) * one.linear(x, *up, precision=precision)
     return torch.ops.amxq.gated_linear(  # type: ignore[no-any-return]
-        x, *gate[:3], *up[:3], activation=activation
+        x, *gate[:3], *up[:3], activation=activation, precision=precision
     )
 
 
 def bound_gated_linear(
-    gate: PackedWeight, up: PackedWeight, activation: str
-) -> Callable[[torch.Tensor], torch.Tensor]:
+    gate: PackedWeight, up: PackedWeight, activation: str, precision: str
+) -> Bound:
     """:func:`gated_linear` of these weights, for many calls: they are checked here only."""
-    sizes = _check_weights(gate, up, activation)
+    sizes = N, K, group = _check_weights(gate, up, activation)
+    check_precision(precision)
+    operands = schedule.Operands(gate.scales.dtype, gate.zeros is not None)
 
-    def general(x: torch.Tensor) -> torch.Tensor:
-        return gated_linear(x, gate, up, activation=activation)
+    def general(x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        y = gated_linear(x, gate, up, activation=activation, precision=precision)
+        return y if residual is None else y + residual
 
-    if gate.zeros is not None:
-        return general  # sums of activations come first
+    def plan(M: int, target: str, residual: bool) -> schedule.Plan:
+        return _plan(M, K, N, group, target, operands, torch.bfloat16, precision, activation)
 
-    def plan(M: int, target: str) -> schedule.Plan:
-        return _plan(M, *sizes, target, gate.scales.dtype, False, torch.bfloat16, activation)
-
-    fixed = (gate.qweight, gate.scales, up.qweight, up.scales)
-    return BoundCall(sizes, fixed, plan, general)
+    weight = tuple(t for w in (gate, up) for t in w if t is not None)
+    return BoundCall(sizes, weight, None, plan, general)
 
 
 def _cpu(
@@ -89,25 +95,18 @@ def _cpu(
     up_zeros: torch.Tensor | None,
     *,
     activation: str = "silu",
+    precision: str = "bf16",
 ) -> torch.Tensor:
     gate = PackedWeight(gate_qweight, gate_scales, gate_zeros, None)
     up = PackedWeight(up_qweight, up_scales, up_zeros, None)
-    M, N, K, group = _check(x, gate, up, activation)
+    M, N, K, group = _check(x, gate, up, activation, precision)
     y = x.new_empty((*x.shape[:-1], N))
     if M == 0:
         return y
-    plan = _plan(
-        M, N, K, group, get_target(), gate.scales.dtype, gate.zeros is not None, x.dtype, activation
-    )
+    operands = schedule.Operands(gate.scales.dtype, gate.zeros is not None)
+    plan = _plan(M, K, N, group, get_target(), operands, x.dtype, precision, activation)
     rows = x if x.is_contiguous() else ordered_rows(x, None, K)
-    rows = bf16_parts(rows.view(M, K)) if plan.splits > 1 else rows
-    addresses = [t.data_ptr() for w in (gate, up) for t in w if t is not None]
-    if plan.prepare is not None:
-        sums = torch.empty((M, K // plan.block_k), dtype=torch.float32)
-        addresses.append(sums.data_ptr())
-        plan.prepare.launch((M, 1, 1), (rows.data_ptr(), sums.data_ptr(), M, K))
-    sizes = (M, N, K, group, plan.grid[0])
-    plan.kernel.launch(plan.grid, [rows.data_ptr(), *addresses, y.data_ptr(), *sizes])
+    plan.run(rows, one.addresses(*gate, *up), [y.data_ptr()], (M, N, K, group))
     return y
 
 
@@ -121,6 +120,7 @@ def _fake(
     up_zeros: torch.Tensor | None,
     *,
     activation: str = "silu",
+    precision: str = "bf16",
 ) -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], gate_scales.shape[0]))
 
@@ -134,8 +134,8 @@ def _check_weights(gate: PackedWeight, up: PackedWeight, activation: str) -> tup
     if activation not in ACTIVATIONS:
         names = ", ".join(map(repr, ACTIVATIONS))
         raise ArgumentError(f"activation={activation!r}; expected one of {names}")
-    K, N, G = one.check_weight(*gate)
-    if one.check_weight(*up) != (K, N, G):
+    K, N, G = check_weight(*gate)
+    if check_weight(*up) != (K, N, G):
         raise ShapeError(
             f"gate is [{N}, {K}] with {G} groups, up has scales {list(up.scales.shape)} and "
             f"qweight {list(up.qweight.shape)}; expected weights of the same shape"
@@ -155,64 +155,48 @@ def _check_no_perm(gate: PackedWeight, up: PackedWeight) -> None:
 
 
 def _check(
-    x: torch.Tensor, gate: PackedWeight, up: PackedWeight, activation: str
+    x: torch.Tensor, gate: PackedWeight, up: PackedWeight, activation: str, precision: str
 ) -> tuple[int, int, int, int]:
     """(M, N, K, group size) of a call."""
     N, K, group = _check_weights(gate, up, activation)
-    return one.check_activations(x, K, None, N, "bf16"), N, K, group
+    return check_activations(x, K, N, precision), N, K, group
 
 
 @functools.lru_cache(maxsize=4096)
 def _plan(
     M: int,
-    N: int,
     K: int,
+    N: int,
     group: int,
     target: str,
-    scales: torch.dtype,
-    zeros: bool,
+    operands: schedule.Operands,
     y: torch.dtype,
+    precision: str,
     activation: str,
 ) -> schedule.Plan:
     """As :func:`amxq.ops.schedule.plan`, for the kernel that multiplies two weights."""
-    block_m, block_k = schedule.block_rows(M, target, zeros), schedule.block_depth(group)
-    splits = split_count(y)
-    kernel = _kernel(target, scales, zeros, y, activation, splits, block_m, block_k)
-    sums = schedule.block_sums(target, splits, block_k) if zeros else None
-    return schedule.Plan(kernel, sums, splits, block_k, schedule.grid_of(M, K, N, block_m))
+    compiled = functools.partial(_kernel, activation)
+    panels = -(-N // schedule.PANEL)
+    return schedule.plan_of(compiled, M, K, panels, group, target, operands, y, precision)
 
 
 @functools.cache
 def _kernel(
-    target: str,
-    scales: torch.dtype,
-    zeros: bool,
-    y: torch.dtype,
     activation: str,
+    target: str,
+    operands: schedule.Operands,
+    y: torch.dtype,
     splits: int,
     block_m: int,
     block_k: int,
 ) -> Launchable:
     from amxq_kernels.gated_linear import gated_linear as kernel
 
-    table = pointers()
-    types: dict[str, Type] = {"x": table[torch.bfloat16]}
-    constants: dict[str, Any] = {
-        "ACTIVATION": activation,
-        "SPLITS": splits,
-        "BLOCK_M": block_m,
-        "BLOCK_K": block_k,
-    }
+    types, constants = schedule.activation_types(splits, operands.zeros, y)
     for name in ("gate", "up"):
-        types |= {f"{name}_qweight": PointerType(U8), f"{name}_scales": table[scales]}
-        if zeros:
-            types[f"{name}_zeros"] = PointerType(U8)
-        else:
-            constants[f"{name}_zeros"] = None
-    if zeros:
-        types["block_sums"] = table[torch.float32]
-    else:
-        constants["block_sums"] = None
-    types["y"] = table[y]
-    types |= dict.fromkeys(("M", "N", "K", "group_size", "row_blocks"), I32)
-    return kernel.compile(types, constants, target)
+        types[f"{name}_qweight"] = torch.uint8
+        types[f"{name}_scales"] = operands.scales
+        types[f"{name}_zeros"] = torch.uint8 if operands.zeros else None
+    types["y"] = y
+    constants |= {"ACTIVATION": activation, "BLOCK_M": block_m, "BLOCK_K": block_k}
+    return schedule.compile_with(kernel, types, constants, target)

@@ -1,4 +1,4 @@
-"""The gradient of ``amxq.linear``: flows to activations and bias, never to packed weights.
+"""The gradient of ``amxq.linear``: flows to activations, bias and residual, never to weights.
 
 It is not registered with torch's dispatcher, whose call into Python for every forward pass, with
 or without a gradient, costs 5 µs.
@@ -26,15 +26,16 @@ class _Linear(torch.autograd.Function):
         zeros: torch.Tensor | None,
         perm: torch.Tensor | None,
         bias: torch.Tensor | None,
+        residual: torch.Tensor | None,
         precision: str,
     ) -> torch.Tensor:
         return torch.ops.amxq.linear(  # type: ignore[no-any-return]
-            x, qweight, scales, zeros, perm, bias=bias, precision=precision
+            x, qweight, scales, zeros, perm, bias=bias, residual=residual, precision=precision
         )
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        x, *ctx.weight, bias, _ = inputs
+        x, *ctx.weight, bias, _, _ = inputs
         ctx.dtypes = x.dtype, None if bias is None else bias.dtype
 
     @staticmethod
@@ -49,7 +50,8 @@ class _Linear(torch.autograd.Function):
             to_x = (grad @ dequantize(packed)).to(x_dtype)
         if ctx.needs_input_grad[5]:
             to_bias = grad.reshape(-1, grad.shape[-1]).sum(0).to(bias_dtype)
-        return to_x, None, None, None, None, to_bias, None
+        to_residual = grads[0] if ctx.needs_input_grad[6] else None
+        return to_x, None, None, None, None, to_bias, to_residual, None
 
 
 def linear_with_gradient(
@@ -59,10 +61,11 @@ def linear_with_gradient(
     zeros: torch.Tensor | None,
     perm: torch.Tensor | None,
     bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
     precision: str,
 ) -> torch.Tensor:
     """The operator, recorded for a backward pass."""
     result = _Linear.apply(  # type: ignore[no-untyped-call]
-        x, qweight, scales, zeros, perm, bias, precision
+        x, qweight, scales, zeros, perm, bias, residual, precision
     )
     return result  # type: ignore[no-any-return]

@@ -7,13 +7,14 @@ rows and panels. They never change a result's exactness, only its speed.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from amxq.ir.types import I32, U8, PointerType, Type
-from amxq.ops.activations import split_count
+from amxq.ir.types import I32, Type
+from amxq.ops.activations import bf16_parts, split_count
 from amxq.runtime.compiler import Launchable
 from amxq.runtime.jit import pointers
 from amxq.runtime.targets import AMX_FP16, has_amx_fp16
@@ -24,9 +25,27 @@ BAND_BYTES = 1 << 20
 """Activations of one band: they stay in the L2 cache (1 to 2 MB a core) while panels stream by."""
 
 
+class Operands(NamedTuple):
+    """What a kernel takes beside the activations.
+
+    Attributes:
+        scales: dtype of the weight's scales.
+        zeros: whether it has zero points.
+        bias: its dtype, or None.
+        residual: whether something of the result's shape and dtype is added.
+        table: whether there are several weights side by side.
+    """
+
+    scales: torch.dtype
+    zeros: bool
+    bias: torch.dtype | None = None
+    residual: bool = False
+    table: bool = False
+
+
 @dataclass(frozen=True)
 class Plan:
-    """How one linear runs.
+    """How a linear, or something like it, runs.
 
     Attributes:
         kernel: the compiled kernel.
@@ -35,7 +54,7 @@ class Plan:
         splits: bf16 numbers that one activation is the sum of.
         block_k: depth of a block; divides the group size.
         grid: (row blocks of a band, panels, bands).
-        int8: whether the kernel takes activations as :meth:`quantised` gives them.
+        int8: whether the kernel takes activations in int8.
     """
 
     kernel: Launchable
@@ -45,43 +64,84 @@ class Plan:
     grid: tuple[int, int, int]
     int8: bool = False
 
-    def quantised(self, x: int, M: int, K: int) -> tuple[tuple[int, ...], object]:
-        """x [M, K], at an address, in int8: what the kernel takes for it, and what must live as
-        long."""
-        assert self.int8 and self.prepare is not None
-        stride, blocks = int8_stride(K), K // self.block_k
-        values = torch.empty((M, stride), dtype=torch.int8)
-        scaling = torch.empty((2, blocks, M), dtype=torch.float32)
-        first = scaling.data_ptr()
-        addresses = (values.data_ptr(), first, first + 4 * blocks * M)
-        self.prepare.launch((M, 1, 1), (x, *addresses, M, K, stride))
-        return (*addresses, stride), (values, scaling)
+    def run(
+        self,
+        x: torch.Tensor,
+        weight: Sequence[int],
+        result: Sequence[int],
+        sizes: tuple[int, int, int, int],
+    ) -> None:
+        """Prepares x, contiguous rows of K, as the kernel wants it, and launches.
+
+        Args:
+            weight, result: addresses that the kernel takes before and after what belongs to x.
+            sizes: M, N, K and the group size.
+        """
+        M, N, K, group = sizes
+        stride, blocks = K, K // self.block_k
+        extra: tuple[int, ...] = ()
+        if self.int8:
+            assert self.prepare is not None
+            stride = int8_stride(K)
+            scaling = torch.empty((2, blocks, M), dtype=torch.float32)
+            extra = scaling.data_ptr(), scaling.data_ptr() + 4 * blocks * M
+            values = torch.empty((M, stride), dtype=torch.int8)
+            self.prepare.launch((M, 1, 1), (x.data_ptr(), values.data_ptr(), *extra, M, K, stride))
+            x = values
+        else:
+            if self.splits > 1:
+                x = bf16_parts(x.view(M, K))
+            if self.prepare is not None:
+                scaling = torch.empty((M, blocks), dtype=torch.float32)
+                extra = (scaling.data_ptr(),)
+                self.prepare.launch((M, 1, 1), (x.data_ptr(), *extra, M, K))
+        self.kernel.launch(
+            self.grid,
+            (x.data_ptr(), *weight, *extra, *result, M, stride, N, K, group, self.grid[0]),
+        )
 
 
 @functools.lru_cache(maxsize=4096)
 def plan(
     M: int,
     K: int,
-    N: int,
+    panels: int,
     group: int,
     target: str,
-    scales: torch.dtype,
-    zeros: bool,
-    bias: torch.dtype | None,
+    operands: Operands,
     y: torch.dtype,
     precision: str,
 ) -> Plan:
-    """The plan for x [M, K] and a weight [N, K] with a scale per ``group`` of K; K is padded to
+    """The plan for x [M, K] and panels of weights with a scale per ``group`` of K; K is padded to
     whole groups. ``y`` is the dtype of x and of the result."""
-    block_m, block_k, splits = block_rows(M, target, zeros), block_depth(group), split_count(y)
-    grid = grid_of(M, K, N, block_m)
+    return plan_of(int4_linear, M, K, panels, group, target, operands, y, precision)
+
+
+def plan_of(
+    compiled: Callable[..., Launchable],
+    M: int,
+    K: int,
+    panels: int,
+    group: int,
+    target: str,
+    operands: Operands,
+    y: torch.dtype,
+    precision: str,
+) -> Plan:
+    """The same for another kernel that takes activations as int4_linear does; ``compiled`` has the
+    arguments of :func:`int4_linear`."""
+    block_m, block_k = block_rows(M, target, operands.zeros), block_depth(group)
+    grid = grid_of(M, K, panels, block_m)
     if precision == "int8":
-        kernel = int4_linear_int8(target, scales, zeros, bias, y, block_m, block_k)
+        kernel = compiled(target, operands, y, 0, block_m, block_k)
         return Plan(kernel, quantize_int8(target, y, block_k), 1, block_k, grid, int8=True)
+    splits = split_count(y)
     if target == "amx" and y == torch.float16 and has_amx_fp16():
         target, splits = AMX_FP16.name, 1
-    kernel = int4_linear(target, scales, zeros, bias, y, splits, block_m, block_k)
-    sums = block_sums(target, splits, block_k, _parts_type(y, splits)) if zeros else None
+    kernel = compiled(target, operands, y, splits, block_m, block_k)
+    sums = None
+    if operands.zeros:
+        sums = block_sums(target, splits, block_k, _parts_type(y, splits))
     return Plan(kernel, sums, splits, block_k, grid)
 
 
@@ -91,12 +151,12 @@ def int8_stride(K: int) -> int:
     return 64 * (-(-K // 64) | 1)
 
 
-def grid_of(M: int, K: int, N: int, block_m: int) -> tuple[int, int, int]:
+def grid_of(M: int, K: int, panels: int, block_m: int) -> tuple[int, int, int]:
     """(row blocks of a band, panels, bands)."""
     blocks = -(-M // block_m)
     bands = max(1, min(blocks, M * K * 2 // BAND_BYTES))
     row_blocks = -(-blocks // bands)
-    return row_blocks, -(-N // PANEL), -(-blocks // row_blocks)
+    return row_blocks, panels, -(-blocks // row_blocks)
 
 
 def block_rows(M: int, target: str, zeros: bool) -> int:
@@ -118,51 +178,58 @@ def block_depth(group: int) -> int:
 
 @functools.cache
 def int4_linear(
-    target: str,
-    scales: torch.dtype,
-    zeros: bool,
-    bias: torch.dtype | None,
-    y: torch.dtype,
-    splits: int,
-    block_m: int,
-    block_k: int,
+    target: str, operands: Operands, y: torch.dtype, splits: int, block_m: int, block_k: int
 ) -> Launchable:
-    """The compiled kernel for these types; launch it with the arguments in its order."""
+    """The compiled kernel for these types; launch it with the arguments in its order. ``splits``
+    is 0 for activations in int8."""
     from amxq_kernels.int4_linear import int4_linear as kernel
 
-    weight, result, constants = _types(scales, zeros, bias, y)
-    types = {"x": pointers()[_parts_type(y, splits)]} | weight
-    if zeros:
-        types["block_sums"] = pointers()[torch.float32]
-    else:
-        constants["block_sums"] = None
-    constants |= {"SPLITS": splits, "BLOCK_M": block_m, "BLOCK_K": block_k}
-    return kernel.compile(types | result, constants, target)
-
-
-@functools.cache
-def int4_linear_int8(
-    target: str,
-    scales: torch.dtype,
-    zeros: bool,
-    bias: torch.dtype | None,
-    y: torch.dtype,
-    block_m: int,
-    block_k: int,
-) -> Launchable:
-    """The same for activations that :func:`quantize_int8` has quantised."""
-    from amxq_kernels.int4_linear_int8 import int4_linear_int8 as kernel
-
-    weight, result, constants = _types(scales, zeros, bias, y)
-    table = pointers()
-    types: dict[str, Type] = {
-        "x": table[torch.int8],
-        "x_scales": table[torch.float32],
-        "x_offsets": table[torch.float32],
-        "stride": I32,
+    types, constants = activation_types(splits, operands.zeros, y)
+    types |= {
+        "qweight": torch.uint8,
+        "scales": operands.scales,
+        "zeros": torch.uint8 if operands.zeros else None,
+        "table": torch.int64 if operands.table else None,
+        "bias": operands.bias,
+        "residual": y if operands.residual else None,
+        "y": y,
     }
-    constants |= {"BLOCK_M": block_m, "BLOCK_K": block_k}
-    return kernel.compile(types | weight | result, constants, target)
+    return compile_with(kernel, types, constants | {"BLOCK_M": block_m, "BLOCK_K": block_k}, target)
+
+
+def activation_types(
+    splits: int, zeros: bool, x: torch.dtype
+) -> tuple[dict[str, torch.dtype | None], dict[str, Any]]:
+    """Types of what kernels get for activations of dtype x, and the constant that goes with them.
+    They are int8 for no splits, else themselves or bf16 numbers that they are the sum of."""
+    types = {
+        "x": _parts_type(x, splits) if splits else torch.int8,
+        "x_scales": None if splits else torch.float32,
+        "sums": torch.float32 if zeros or not splits else None,
+    }
+    return types, {"SPLITS": splits or 1}
+
+
+def compile_with(
+    kernel: Any,
+    pointer_types: Mapping[str, torch.dtype | None],
+    constants: dict[str, Any],
+    target: str,
+) -> Launchable:
+    """Compiles a kernel that takes pointers, some of which may be None, int32 and constants."""
+    types: dict[str, Type] = {}
+    constants = dict(constants)
+    for name in kernel.kernel_source.parameters:
+        if name in pointer_types:
+            dtype = pointer_types[name]
+            if dtype is None:
+                constants[name] = None
+            else:
+                types[name] = pointers()[dtype]
+        elif name not in constants:
+            types[name] = I32
+    compiled: Launchable = kernel.compile(types, constants, target)
+    return compiled
 
 
 def _parts_type(x: torch.dtype, splits: int) -> torch.dtype:
@@ -170,37 +237,15 @@ def _parts_type(x: torch.dtype, splits: int) -> torch.dtype:
     return x if splits == 1 else torch.bfloat16
 
 
-def _types(
-    scales: torch.dtype, zeros: bool, bias: torch.dtype | None, y: torch.dtype
-) -> tuple[dict[str, Type], dict[str, Type], dict[str, Any]]:
-    """Types of the weight's arguments, of the result's and the sizes, and what is None."""
-    table = pointers()
-    weight: dict[str, Type] = {"qweight": PointerType(U8), "scales": table[scales]}
-    result: dict[str, Type] = {}
-    constants: dict[str, Any] = {}
-    if zeros:
-        weight["zeros"] = PointerType(U8)
-    else:
-        constants["zeros"] = None
-    if bias is not None:
-        result["bias"] = table[bias]
-    else:
-        constants["bias"] = None
-    result["y"] = table[y]
-    sizes = dict.fromkeys(("M", "N", "K", "group_size", "row_blocks"), I32)
-    return weight, result | sizes, constants
-
-
 @functools.cache
 def quantize_int8(target: str, x: torch.dtype, block_k: int) -> Launchable:
     """The kernel that quantises activations of this dtype."""
     from amxq_kernels.int4_linear_int8 import quantize_int8 as kernel
 
-    table = pointers()
-    types: dict[str, Type] = {"x": table[x], "values": table[torch.int8]}
-    types |= dict.fromkeys(("scales", "offsets"), table[torch.float32])
-    types |= dict.fromkeys(("M", "K", "stride"), I32)
-    return kernel.compile(types, {"BLOCK_K": block_k}, target)
+    numbers = dict.fromkeys(("scales", "offsets"), torch.float32)
+    return compile_with(
+        kernel, {"x": x, "values": torch.int8} | numbers, {"BLOCK_K": block_k}, target
+    )
 
 
 @functools.cache
@@ -210,11 +255,5 @@ def block_sums(
     """The kernel that sums activations over blocks of K, for asymmetric weights."""
     from amxq_kernels.int4_linear import block_sums as kernel
 
-    table = pointers()
-    types: dict[str, Type] = {
-        "x": table[x],
-        "sums": table[torch.float32],
-        "M": I32,
-        "K": I32,
-    }
-    return kernel.compile(types, {"SPLITS": splits, "BLOCK_K": block_k}, target)
+    constants = {"SPLITS": splits, "BLOCK_K": block_k}
+    return compile_with(kernel, {"x": x, "sums": torch.float32}, constants, target)

@@ -28,9 +28,10 @@ def int4_linear(name: str, *, block_m: int, zeros: bool = False, splits: int = 1
 
     given: dict[str, Any] = dict.fromkeys(kernel.kernel_source.parameters, tl.int32)
     given |= POINTERS
-    given |= {"bias": None, "SPLITS": splits, "BLOCK_M": block_m, "BLOCK_K": 128}
+    given |= dict.fromkeys(("table", "x_scales", "bias", "residual"))
+    given |= {"SPLITS": splits, "BLOCK_M": block_m, "BLOCK_K": 128}
     given["zeros"] = torch.uint8 if zeros else None
-    given["block_sums"] = torch.float32 if zeros else None
+    given["sums"] = torch.float32 if zeros else None
     return kernel.warmup(**given, target=name)
 
 

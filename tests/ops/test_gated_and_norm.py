@@ -12,6 +12,7 @@ import torch
 import amxq
 from amxq.errors import ArgumentError, DTypeError, LayoutError, ShapeError
 from amxq.integrations.fusion import FlatLinear, GatedMLP, RmsNorm, fuse
+from amxq.ops.gated import bound_gated_linear
 
 REFERENCE = {
     "silu": torch.nn.functional.silu,
@@ -47,6 +48,22 @@ def test_gated_linear(on: str, activation: str, rows: int, zeros: bool) -> None:
         assert ((got.double() - want).abs() <= rounding + sums).all()
 
 
+@pytest.mark.parametrize(("rows", "zeros"), [(1, False), (3, True), (35, False)])
+def test_gated_linear_in_int8(on: str, rows: int, zeros: bool) -> None:
+    gate, up = (weight(72, 128, 4, zeros, seed) for seed in (1, 2))
+    x = torch.randn(rows, 128, generator=torch.Generator().manual_seed(3)).bfloat16()
+    # exact but for the rounding of the sums, which are those of amxq.linear in fp32
+    wide = x.float()
+    a, b = (amxq.linear(wide, *w, precision="int8").double() for w in (gate, up))
+    want = torch.nn.functional.silu(a) * b
+    got = amxq.gated_linear(x, gate, up, precision="int8")
+    assert ((got.double() - want).abs() <= 1.01 * 2.0**-8 * want.abs() + 1e-7).all()
+    assert torch.equal(got, bound_gated_linear(gate, up, "silu", "int8")(x))
+    exact = (x.double() @ amxq.dequantize(gate).double().T).double()
+    exact = torch.nn.functional.silu(exact) * (x.double() @ amxq.dequantize(up).double().T)
+    assert 1e-4 * exact.norm() < (got - exact).norm() <= 0.03 * exact.norm()
+
+
 def test_gated_linear_takes_strided_and_empty_activations() -> None:
     gate, up = weight(40, 64, 2, False, 1), weight(40, 64, 2, False, 2)
     x = torch.randn(64, 6).bfloat16().T
@@ -66,6 +83,8 @@ def test_gated_linear_refuses_weights_that_do_not_belong_together() -> None:
         amxq.gated_linear(x, one._replace(perm=torch.arange(64, dtype=torch.int32)), one)
     with pytest.raises(ArgumentError, match="activation='relu'"):
         amxq.gated_linear(x, one, one, activation="relu")
+    with pytest.raises(ArgumentError, match="precision is 'int4'"):
+        amxq.gated_linear(x, one, one, precision="int4")
     with pytest.raises(ShapeError, match="expected \\[..., 64\\]"):
         amxq.gated_linear(x[:, :32], one, one)
 

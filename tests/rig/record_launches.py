@@ -30,8 +30,7 @@ from safetensors.torch import load_file  # noqa: E402
 import amxq  # noqa: E402
 from amxq import emulator  # noqa: E402
 from amxq.ir.types import PointerType  # noqa: E402
-from amxq.ops import expert_checks, schedule  # noqa: E402
-from amxq.ops import linear as linear_module  # noqa: E402
+from amxq.ops import checks, expert_checks, schedule  # noqa: E402
 from amxq.runtime import cpu  # noqa: E402
 from amxq.runtime.compiler import CompiledKernel, _code  # noqa: E402
 
@@ -147,7 +146,7 @@ def main(folder: Path) -> None:
     for source, rows, dtype in CASES:
         weight = layer(*source)
         x = torch.randn(rows, weight.in_features).to(dtype)
-        for precision in linear_module.PRECISIONS:
+        for precision in checks.PRECISIONS:
             with recorder.active(f"linear {precision}, {source[0]}, {rows} rows of {dtype}"):
                 amxq.linear(x, *weight, precision=precision)
     w13, w2 = experts(*MIXTURE)

@@ -18,7 +18,7 @@ from amxq.codegen import ports
 from amxq.codegen.assembly import Instruction, read_loops
 from amxq.errors import ArgumentError
 from amxq.ops import expert_schedule
-from amxq.ops.schedule import plan
+from amxq.ops.schedule import Operands, plan
 from amxq.runtime.explain import LoopReport
 from amxq.runtime.targets import TARGETS
 
@@ -279,7 +279,8 @@ def test_every_kind_has_its_ports() -> None:
 
 
 def linear(m: int, target: str = "amx", precision: str = "bf16") -> Any:
-    return plan(m, 4096, 4096, 128, target, BF16, False, None, BF16, precision).kernel
+    operands = Operands(BF16, zeros=False)
+    return plan(m, 4096, 128, 128, target, operands, BF16, precision).kernel
 
 
 @pytest.mark.parametrize(

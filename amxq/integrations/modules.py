@@ -1,0 +1,91 @@
+"""Modules of transformers' models as amxq computes them: in one launch instead of several."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from amxq.integrations.layers import Int4Linear
+from amxq.ops.gated import ACTIVATIONS, bound_gated_linear
+from amxq.ops.normalize import rms_norm
+
+
+def plain_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """What :class:`RmsNorm` computes, by torch's operators."""
+    wide = x.float()
+    scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return weight * (wide * scale).to(x.dtype)
+
+
+class RmsNorm(torch.nn.Module):
+    """A root mean square norm: weight · (x / sqrt(mean(x²) + eps))."""
+
+    def __init__(self, weight: torch.nn.Parameter, eps: float) -> None:
+        super().__init__()
+        self.weight, self.variance_epsilon = weight, eps
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [..., N] -> [..., N]."""
+        weight: torch.Tensor = self._parameters["weight"]  # type: ignore[assignment]
+        if (
+            torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+        ) or x.dtype != weight.dtype:
+            return plain_rms_norm(x, weight, self.variance_epsilon)
+        if torch.compiler.is_compiling():
+            return torch.ops.amxq.rms_norm(  # type: ignore[no-any-return]
+                x.contiguous(), weight, self.variance_epsilon
+            )
+        return rms_norm(x.contiguous(), weight, self.variance_epsilon)
+
+    def extra_repr(self) -> str:
+        """What repr(model) shows of the module."""
+        return f"{self.weight.shape[0]}, eps={self.variance_epsilon}"
+
+
+class GatedMLP(torch.nn.Module):
+    """down(activation(gate(x)) · up(x)) + residual; gate, up and the activation in one launch."""
+
+    def __init__(
+        self, gate_proj: Int4Linear, up_proj: Int4Linear, down_proj: Any, activation: str
+    ) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj, self.down_proj = gate_proj, up_proj, down_proj
+        self.activation = activation
+        self._bound: tuple[Any, ...] = ((), None)
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """x [..., K] -> [..., K]."""
+        gate, up, down = self.gate_proj, self.up_proj, self.down_proj
+        if gate.precision != up.precision:
+            h = ACTIVATIONS[self.activation](gate(x)) * up(x)
+        else:
+            before, call = self._bound
+            now = (gate.state, up.state)
+            if before != now:
+                call = bound_gated_linear(gate.packed, up.packed, self.activation, gate.precision)
+                self._bound = (now, call)
+            h = call(x)
+        if residual is None:
+            return down(h)  # type: ignore[no-any-return]
+        if isinstance(down, Int4Linear):
+            return down(h, residual)  # type: ignore[no-any-return]
+        return residual + down(h)  # type: ignore[no-any-return]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles, which bind their own tensors."""
+        return self.__dict__ | {"_bound": ((), None)}
+
+
+class FlatLinear(torch.nn.Linear):
+    """A dense linear layer that multiplies a matrix, whatever the shape of x.
+
+    torch multiplies x [1, 1, K] in odd strides, as the last position of a prompt has them, by a
+    weight without gradient as a batch, for which it transposes a copy of the weight: half a second
+    for a head of 150,000 words (torch 2.13).
+    """
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [..., K] -> [..., N]."""
+        flat = torch.nn.functional.linear(x.reshape(-1, x.shape[-1]), self.weight, self.bias)
+        return flat.view(*x.shape[:-1], self.out_features)
