@@ -19,6 +19,7 @@ def gated_linear(
     sums,
     y,
     M,
+    rows,
     stride,
     N,
     K,
@@ -35,12 +36,12 @@ def gated_linear(
     of the same shape and group size. ACTIVATION: as for the experts of amxq.fused_moe.
     """
     block = tl.program_id(2) * row_blocks + tl.program_id(0)
-    m = tl.minimum(block * BLOCK_M, M - BLOCK_M)
+    m = tl.minimum(block * BLOCK_M, rows - BLOCK_M)
     n = tl.program_id(1) * 32
     w = tl.int4_tensor(gate_qweight, gate_scales, gate_zeros, [K, N], group_size, [BLOCK_K, 32])
-    sizes = (M, stride, K, group_size)
+    sizes = (rows, stride, K, group_size)
     gate = product(x, None, x_scales, sums, w, m, n, sizes, SPLITS, BLOCK_M, BLOCK_K)
     w = tl.int4_tensor(up_qweight, up_scales, up_zeros, [K, N], group_size, [BLOCK_K, 32])
     up = product(x, None, x_scales, sums, w, m, n, sizes, SPLITS, BLOCK_M, BLOCK_K)
     out = tl.make_tensor_descriptor(y, [M, N], [N, 1], [BLOCK_M, 32])
-    out.store([m, n], activated(gate, up, 0.0, 0.0, ACTIVATION, False), boundary_check=(1,))
+    out.store([m, n], activated(gate, up, 0.0, 0.0, ACTIVATION, False))

@@ -24,23 +24,24 @@ ROUND = 12582912.0
 def quantize_int8(x, values, scales, offsets, M, K, stride, BLOCK_K: tl.constexpr):
     """One row of x in int8, rounded to nearest even.
 
-    x: [M, K], contiguous. values: int8 [M, stride], columns in the order of ``tl.int4_order``.
-    scales, offsets: fp32 [K / BLOCK_K, M], NaN where the block has a NaN or an infinity.
-    Grid: (M,).
+    x: [M, K], contiguous. values: int8 [rows, stride], columns in the order of ``tl.int4_order``.
+    scales, offsets: fp32 [K / BLOCK_K, rows], NaN where the block has a NaN or an infinity.
+    Grid: (rows,); rows beyond M repeat the last one.
     """
-    m = tl.program_id(0).to(tl.int64)
+    rows, row = tl.num_programs(0).to(tl.int64), tl.program_id(0).to(tl.int64)
+    source = x + tl.minimum(row, M - 1) * K
     columns = tl.arange(0, BLOCK_K)
     for k in tl.range(0, K, BLOCK_K):
-        block = tl.load(x + m * K + k + columns).to(tl.float32)
+        block = tl.load(source + k + columns).to(tl.float32)
         largest = tl.max(tl.abs(block), 0)
         inverse = tl.where(largest > SMALLEST, LARGEST / largest, 0.0)
         a = tl.fma(block, inverse, ROUND) - ROUND
         # 0 · x is 0 for numbers, NaN for the others, which int8 cannot tell
         scale = largest / LARGEST + tl.sum(block * 0.0, 0)
-        at = (k // BLOCK_K).to(tl.int64) * M + m
+        at = k // BLOCK_K * rows + row
         tl.store(scales + at, scale)
         tl.store(offsets + at, -8.0 * scale * tl.sum(a, 0))
-        tl.store(values + m * stride + k + columns, tl.int4_order(a.to(tl.int8)))
+        tl.store(values + row * stride + k + columns, tl.int4_order(a.to(tl.int8)))
 
 
 @jit

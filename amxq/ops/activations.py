@@ -40,20 +40,3 @@ def permuted(x: torch.Tensor, perm: torch.Tensor) -> torch.Tensor:
         return x.index_select(1, perm)
     except (IndexError, RuntimeError) as problem:
         raise LayoutError(f"perm is not a permutation of x's features: {problem}") from None
-
-
-def bf16_parts(x: torch.Tensor) -> torch.Tensor:
-    """bf16 [parts · M, K] of x [M, K]: part s of row m at row s·M + m."""
-    parts = split_count(x.dtype)
-    if parts == 1:
-        return x
-    M, K = x.shape
-    out = torch.empty((parts, M, K), dtype=torch.bfloat16)
-    rest = x.to(torch.float32, copy=True)
-    infinite = rest.isinf()
-    for part in range(parts):
-        # cutting the low bits off never overflows, and the remainder is exact
-        high = (rest.contiguous().view(torch.int32) & -65536).view(torch.float32)
-        out[part] = high
-        rest = (rest - high).masked_fill_(infinite, 0)
-    return out.view(parts * M, K)

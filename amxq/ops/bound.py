@@ -104,6 +104,7 @@ class BoundCall:
                 *result,
                 y.data_ptr(),
                 M,
+                M,
                 K,
                 self.N,
                 K,

@@ -10,7 +10,7 @@ import torch
 from amxq.errors import LayoutError
 from amxq.ops import expert_schedule as kernels
 from amxq.ops import schedule
-from amxq.ops.activations import bf16_parts, ordered_rows, permuted, split_count
+from amxq.ops.activations import ordered_rows, permuted, split_count
 from amxq.ops.expert_checks import Activation, Sizes, wrong_id
 from amxq.ops.expert_schedule import Matrix
 from amxq.ops.expert_weights import Stack
@@ -50,7 +50,7 @@ def prepared(
     """Activations, bf16 parts or of any dtype for int8, as kernels take them for a matrix."""
     K, block_k = values.shape[1], matrix.block_k
     if matrix.int8:
-        stride = schedule.int8_stride(K)
+        stride = schedule.padded_stride(K, torch.int8)
         quantised = torch.empty((number + padding, stride), dtype=torch.int8)
         scales, offsets = torch.empty((2, K // block_k * number + padding), dtype=torch.float32)
         kernel = schedule.quantize_int8(target, values.dtype, block_k)
@@ -188,7 +188,7 @@ class ExpertLayer:
             values = self._in_order(values.index_select(0, self._array(self._tokens)), perm)
             self._array(self._tokens).copy_(torch.arange(number))
         if self.splits > 1:
-            values = bf16_parts(values)
+            values = schedule.bf16_parts(self.target, values)
         rows = prepared(self.target, matrix, values, number, self.splits, self._padding)
         return rows._replace(tokens=tokens)
 

@@ -12,7 +12,8 @@ from typing import NamedTuple
 import torch
 
 from amxq.ops import expert_schedule as kernels
-from amxq.ops.activations import bf16_parts, ordered_rows, permuted, split_count
+from amxq.ops import schedule
+from amxq.ops.activations import ordered_rows, permuted, split_count
 from amxq.ops.expert_checks import Activation, Sizes, wrong_id
 from amxq.ops.expert_layer import RECORD, prepared
 from amxq.ops.expert_schedule import Matrix
@@ -117,7 +118,7 @@ def run(
     if perms[0] is not None or not x.is_contiguous():
         values = ordered_rows(x, perms[0], layer.H)
     if plan.splits > 1:
-        values = bf16_parts(values)
+        values = schedule.bf16_parts(target, values)
     rows = prepared(target, plan.first, values, 1, plan.splits, 0)
     h = torch.empty((plan.splits * count, layer.inner), dtype=torch.bfloat16)
     arrays = (

@@ -14,13 +14,23 @@ from typing import Any, NamedTuple
 import torch
 
 from amxq.ir.types import I32, Type
-from amxq.ops.activations import bf16_parts, split_count
+from amxq.ops.activations import split_count
 from amxq.runtime.compiler import Launchable
 from amxq.runtime.jit import pointers
 from amxq.runtime.targets import AMX_FP16, has_amx_fp16
 
 PANEL = 32
 MAX_BLOCK_K = 128
+TILE_BLOCKS = (24, 32, 48, 64)
+"""Rows of a block of more than one tile. With 128 rows their sums and two panels do not fit into
+48 KB of first-level cache: no faster in bf16, and twice the code (Emerald Rapids, 2026-12-01)."""
+INT8_TILE_BLOCKS = (*TILE_BLOCKS, 128)
+"""In int8 128 rows fit, and M = 128 and 512 take 8 to 10 % less time."""
+PANEL_ROWS = 32
+"""Rows whose multiplication takes as long as dequantising their panel (Emerald Rapids: 16 to 80,
+with and without a neighbour on the core)."""
+ROWS_IN_PLACE = 16
+"""Blocks up to here take activations as they are: to copy them costs more than it gives."""
 BAND_BYTES = 1 << 20
 """Activations of one band: they stay in the L2 cache (1 to 2 MB a core) while panels stream by."""
 
@@ -49,12 +59,14 @@ class Plan:
 
     Attributes:
         kernel: the compiled kernel.
-        prepare: the kernel that runs before: for "int8" the one that quantises activations, for
-            "bf16" the one that sums them, None where no zero points need that.
+        prepare: the kernel that brings activations into the form that ``kernel`` takes, or None
+            where they are in it already.
         splits: bf16 numbers that one activation is the sum of.
         block_k: depth of a block; divides the group size.
         grid: (row blocks of a band, panels, bands).
+        rows: of prepared activations, whole blocks.
         int8: whether the kernel takes activations in int8.
+        sums: whether it takes sums of bf16 activations.
     """
 
     kernel: Launchable
@@ -62,7 +74,9 @@ class Plan:
     splits: int
     block_k: int
     grid: tuple[int, int, int]
+    rows: int
     int8: bool = False
+    sums: bool = False
 
     def run(
         self,
@@ -78,27 +92,24 @@ class Plan:
             sizes: M, N, K and the group size.
         """
         M, N, K, group = sizes
-        stride, blocks = K, K // self.block_k
+        rows, stride, blocks = M, K, K // self.block_k
         extra: tuple[int, ...] = ()
-        if self.int8:
-            assert self.prepare is not None
-            stride = int8_stride(K)
-            scaling = torch.empty((2, blocks, M), dtype=torch.float32)
-            extra = scaling.data_ptr(), scaling.data_ptr() + 4 * blocks * M
-            values = torch.empty((M, stride), dtype=torch.int8)
-            self.prepare.launch((M, 1, 1), (x.data_ptr(), values.data_ptr(), *extra, M, K, stride))
-            x = values
-        else:
-            if self.splits > 1:
-                x = bf16_parts(x.view(M, K))
-            if self.prepare is not None:
-                scaling = torch.empty((M, blocks), dtype=torch.float32)
-                extra = (scaling.data_ptr(),)
-                self.prepare.launch((M, 1, 1), (x.data_ptr(), *extra, M, K))
-        self.kernel.launch(
-            self.grid,
-            (x.data_ptr(), *weight, *extra, *result, M, stride, N, K, group, self.grid[0]),
-        )
+        if self.prepare is not None:
+            rows, given = self.rows, x.data_ptr()
+            if self.int8:
+                stride = padded_stride(K, torch.int8)
+                x = torch.empty((rows, stride), dtype=torch.int8)
+                factors = torch.empty((2, blocks, rows), dtype=torch.float32)
+                extra = factors.data_ptr(), factors.data_ptr() + 4 * blocks * rows
+            else:
+                stride = padded_stride(K, torch.bfloat16)
+                x = torch.empty((self.splits * rows, stride), dtype=torch.bfloat16)
+                if self.sums:
+                    factors = torch.empty((rows, blocks), dtype=torch.float32)
+                    extra = (factors.data_ptr(),)
+            self.prepare.launch((rows, 1, 1), (given, x.data_ptr(), *extra, M, K, stride))
+        numbers = M, rows, stride, N, K, group, self.grid[0]
+        self.kernel.launch(self.grid, (x.data_ptr(), *weight, *extra, *result, *numbers))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -130,25 +141,27 @@ def plan_of(
 ) -> Plan:
     """The same for another kernel that takes activations as int4_linear does; ``compiled`` has the
     arguments of :func:`int4_linear`."""
-    block_m, block_k = block_rows(M, target, operands.zeros), block_depth(group)
+    int8, block_k = precision == "int8", block_depth(group)
+    block_m = block_rows(M, target, int8)
     grid = grid_of(M, K, panels, block_m)
-    if precision == "int8":
+    rows = -(-M // block_m) * block_m
+    if int8:
         kernel = compiled(target, operands, y, 0, block_m, block_k)
-        return Plan(kernel, quantize_int8(target, y, block_k), 1, block_k, grid, int8=True)
+        return Plan(kernel, quantize_int8(target, y, block_k), 1, block_k, grid, rows, int8=True)
     splits = split_count(y)
     if target == "amx" and y == torch.float16 and has_amx_fp16():
         target, splits = AMX_FP16.name, 1
-    kernel = compiled(target, operands, y, splits, block_m, block_k)
-    sums = None
-    if operands.zeros:
-        sums = block_sums(target, splits, block_k, _parts_type(y, splits))
-    return Plan(kernel, sums, splits, block_k, grid)
+    kernel, zeros = compiled(target, operands, y, splits, block_m, block_k), operands.zeros
+    if splits == 1 and not zeros and block_m <= ROWS_IN_PLACE:
+        return Plan(kernel, None, splits, block_k, grid, M)
+    prepare = prepare_bf16(target, splits, block_k, y, zeros)
+    return Plan(kernel, prepare, splits, block_k, grid, rows, sums=zeros)
 
 
-def int8_stride(K: int) -> int:
-    """Bytes from row to row of quantised activations: an odd number of cache lines, so that rows
-    do not compete for the same ones of the cache."""
-    return 64 * (-(-K // 64) | 1)
+def padded_stride(K: int, dtype: torch.dtype) -> int:
+    """From row to row of prepared activations: an odd number of cache lines, so that the rows of
+    a tile do not compete for the same ones of the first-level cache."""
+    return 64 * (-(-K * dtype.itemsize // 64) | 1) // dtype.itemsize
 
 
 def grid_of(M: int, K: int, panels: int, block_m: int) -> tuple[int, int, int]:
@@ -159,14 +172,14 @@ def grid_of(M: int, K: int, panels: int, block_m: int) -> tuple[int, int, int]:
     return row_blocks, panels, -(-blocks // row_blocks)
 
 
-def block_rows(M: int, target: str, zeros: bool) -> int:
+def block_rows(M: int, target: str, int8: bool) -> int:
     """Rows that one program computes."""
-    if target == "amx":
-        if M >= 32:
-            # with zero points 128 rows take more than a second to compile
-            return 128 if M >= 128 and not zeros else 64 if M >= 64 else 32
-        return M  # one or two tiles of rows: a panel is dequantised once
-    return -(-M // -(-M // 8))  # at most 8 rows, all blocks as full as possible
+    if target != "amx":
+        return -(-M // -(-M // 8))  # at most 8 rows, all blocks as full as possible
+    if M <= 16:
+        return M  # one tile of rows
+    blocks = INT8_TILE_BLOCKS if int8 else TILE_BLOCKS
+    return min(blocks, key=lambda rows: -(-M // rows) * (rows + PANEL_ROWS))
 
 
 @functools.cache
@@ -246,6 +259,26 @@ def quantize_int8(target: str, x: torch.dtype, block_k: int) -> Launchable:
     return compile_with(
         kernel, {"x": x, "values": torch.int8} | numbers, {"BLOCK_K": block_k}, target
     )
+
+
+@functools.cache
+def prepare_bf16(target: str, splits: int, block_k: int, x: torch.dtype, zeros: bool) -> Launchable:
+    """The kernel that splits activations of dtype x into bf16 numbers, and sums them for zeros."""
+    from amxq_kernels.int4_linear import prepare_bf16 as kernel
+
+    types = {"x": x, "parts": _parts_type(x, splits), "sums": torch.float32 if zeros else None}
+    return compile_with(kernel, types, {"SPLITS": splits, "BLOCK_K": block_k}, target)
+
+
+def bf16_parts(target: str, x: torch.Tensor) -> torch.Tensor:
+    """bf16 [parts · M, K] of x [M, K], contiguous: part s of row m at row s · M + m."""
+    (M, K), splits = x.shape, split_count(x.dtype)
+    if splits == 1:
+        return x
+    parts = torch.empty((splits * M, K), dtype=torch.bfloat16)
+    prepare = prepare_bf16(target, splits, block_depth(K), x.dtype, False)
+    prepare.launch((M, 1, 1), (x.data_ptr(), parts.data_ptr(), M, K, K))
+    return parts
 
 
 @functools.cache

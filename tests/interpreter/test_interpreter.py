@@ -293,13 +293,13 @@ def test_an_int4_linear(interpreter: None) -> None:
     x = torch.randn(3, 64, generator=g).bfloat16()
     schedule.plan.cache_clear()
     schedule.int4_linear.cache_clear()
-    schedule.block_sums.cache_clear()
+    schedule.prepare_bf16.cache_clear()
     try:
         got = amxq.linear(x, *w)
     finally:
         schedule.plan.cache_clear()
         schedule.int4_linear.cache_clear()
-        schedule.block_sums.cache_clear()
+        schedule.prepare_bf16.cache_clear()
     want = x.double() @ amxq.dequantize(w).double().T
     torch.testing.assert_close(got.double(), want, rtol=2**-8, atol=1e-5)
 
