@@ -195,7 +195,7 @@ def test_two_first_calls_at_once_compile_once(monkeypatch: pytest.MonkeyPatch) -
 
     with ThreadPoolExecutor(4) as pool:
         results = [f.result() for f in [pool.submit(first) for _ in range(4)]]
-    assert len(count) <= 1
+    assert len(count) <= 2  # the linear, and what prepares its activations
     assert all(torch.equal(r, results[0]) for r in results)
 
 
