@@ -29,6 +29,18 @@ def pack_gptq(words, sources, packed, targets, K8, N, BLOCK: tl.constexpr, PAD: 
 
 
 @jit
+def touch(packed, words, PAGE: tl.constexpr):
+    """Writes the first of every PAGE words of one panel of int32 [panels, words].
+
+    The system puts a page of memory near the thread that writes it first. Launches split panels
+    as those of linears do, so that is the thread which will read it. Grid: (panels,).
+    """
+    panel = packed + tl.program_id(0).to(tl.int64) * words
+    for at in tl.range(0, words, PAGE):
+        tl.store(panel + at, 0)
+
+
+@jit
 def pack_awq(words, sources, packed, targets, K8, N, BLOCK: tl.constexpr, PAD: tl.constexpr):
     """int32 [8 · K8, ceil(N/8)], eight columns a word, to int32 [ceil(N/32), K8, 32].
 

@@ -26,6 +26,8 @@ Format = Literal["gptq", "gptq_v2", "awq", "plain"]
 
 _ROWS = 8  # of words that a program of the kernels takes: as many streams as prefetchers follow
 
+_PAGE_WORDS = 1024
+
 _PAD_WORD = -0x77777778  # 0x88888888 as int32: eight nibbles of 8
 
 
@@ -243,6 +245,9 @@ def _qweights(batch: Sequence[Inputs]) -> list[torch.Tensor]:
     for given in batch:
         lead = given.qweight.shape[:-2]
         packed = memory.empty((*lead, -(-given.N // PANEL), given.blocks, PANEL), torch.int32)
+        if not lead and memory.several_nodes():
+            words_of_panel = given.blocks * PANEL
+            kernels.touch[packed.shape[0],](packed, words_of_panel, PAGE=_PAGE_WORDS)
         if given.format != "plain" and given.order is None and given.K % BLOCK == 0:
             key = given.format == "awq", given.blocks, given.N, math.prod(lead)
             alike.setdefault(key, []).append((given.qweight.contiguous(), packed))

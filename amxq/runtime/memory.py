@@ -64,6 +64,11 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     return data.view(dtype).view(tuple(shape))
 
 
+def several_nodes() -> bool:
+    """Whether some of the memory is nearer to some of the cores."""
+    return Path("/sys/devices/system/node/node1").exists()
+
+
 def prepare(size: int) -> None:
     """Have the system make `size` bytes of memory ready for coming calls of :func:`empty`.
 
@@ -71,7 +76,7 @@ def prepare(size: int) -> None:
     on machines with several memory nodes, where memory should be near the threads that fill it.
     """
     global _current
-    if not size or not _wanted() or Path("/sys/devices/system/node/node1").exists():
+    if not size or not _wanted() or several_nodes():
         return
     chunk = _Chunk(size)
     with _lock:

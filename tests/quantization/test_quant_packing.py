@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from amxq.errors import AmxqError, DTypeError, LayoutError, ShapeError
 from amxq.quantization import PackedWeight, dequantize, format_of_raw, is_raw, pack
+from amxq.runtime import memory
 
 FORMATS = ["gptq", "gptq_v2", "awq", "plain"]
 
@@ -163,6 +164,35 @@ def test_experts_with_one_act_order_and_with_their_own() -> None:
         w._replace(perm=torch.stack((w.perm[0], w.perm[0] // 2))).check()
     with pytest.raises(ShapeError, match="perm has shape"):
         w._replace(perm=w.perm[:1]).check()
+
+
+def test_pages_are_touched_panel_by_panel_on_machines_with_several_memory_nodes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the grid of a linear of one row, whose threads therefore find them near."""
+    from amxq_kernels import packing as kernels
+
+    panels = torch.full((3, 2500), -1, dtype=torch.int32)
+    kernels.touch[3,](panels, 2500, PAGE=1024)
+    written = (panels == 0).nonzero().tolist()
+    assert written == [[panel, word] for panel in range(3) for word in (0, 1024, 2048)]
+    assert int((panels == -1).sum()) == 3 * 2500 - len(written)
+
+    q, scales = torch.randint(0, 16, (70, 64), dtype=torch.uint8), torch.rand(70, 2) + 0.5
+    near = pack(q, scales, format="plain")
+    seen: list[int] = []
+    touch = type(kernels.touch).__getitem__
+    monkeypatch.setattr(memory, "several_nodes", lambda: True)
+
+    def recorded(kernel: Any, grid: Any) -> Any:
+        if kernel is kernels.touch:
+            seen.extend(grid)
+        return touch(kernel, grid)
+
+    monkeypatch.setattr(type(kernels.touch), "__getitem__", recorded)
+    again = pack(q, scales, format="plain")
+    assert seen == [3]
+    assert torch.equal(near.qweight, again.qweight)
 
 
 def test_strided_inputs_are_taken() -> None:
