@@ -111,7 +111,7 @@ int main(void)
         qweight[i] = 0xBB; /* 11 - 8 */
     for (int i = 0; i < 64; i++)
         scales[i] = 0x3F00; /* 0.5 */
-    linear(1, 2, 1, x, qweight, scales, y, 32, 128, 64, 128, 128, 1);
+    linear(1, 2, 1, x, qweight, scales, y, 32, 32, 128, 64, 128, 128, 1);
     for (int i = 0; i < 32 * 64; i++)
         if (y[i] != 128 * 3 * 0.5f)
             return 2;
@@ -129,7 +129,7 @@ def test_an_int4_linear_on_tiles(tmp_path: Path) -> None:
     constants: dict[str, Any] = {"SPLITS": 1, "BLOCK_M": 32, "BLOCK_K": 128}
     made = int4_linear.warmup(
         torch.bfloat16, torch.uint8, torch.bfloat16, *[None] * 6, torch.float32,
-        *[tl.int32] * 6, **constants, target="amx",
+        *[tl.int32] * 7, **constants, target="amx",
     )  # fmt: skip
     made.export(tmp_path, "linear")
     assert build_and_run(tmp_path, LINEAR) == "right\n"
