@@ -74,14 +74,13 @@ class ExpertLayer:
         self.target, self.sizes, self.act, self.int8 = target, sizes, act, int8
         self.splits = 1 if int8 else split_count(dtype)
 
-    def sort(self, topk_ids: torch.Tensor, expert_map: torch.Tensor | None, zeros: bool) -> int:
-        """Sort the assignments by expert; returns how many contribute. ``zeros``: whether a weight
-        has zero points.
+    def sort(self, topk_ids: torch.Tensor, expert_map: torch.Tensor | None) -> int:
+        """Sort the assignments by expert; returns how many contribute.
 
         Raises:
             ShapeError: an id is not an expert's.
         """
-        sizes, cut = self.sizes, kernels.row_blocks(self.target, zeros)
+        sizes, cut = self.sizes, kernels.row_blocks(self.target)
         ids = topk_ids.contiguous()
         count, classes = ids.numel(), len(cut.sizes)
         # beyond int32 an entry would wrap to an expert: E is as wrong, and told as the entry it is

@@ -18,7 +18,7 @@ from amxq.runtime.jit import pointers
 
 MOST_ROWS = 1024
 """Experts with more rows are cut into blocks like experts with this many."""
-AMX_CYCLES = {1: 226, 2: 226, 4: 226, 8: 226, 16: 226, 32: 282, 48: 414, 64: 547, 128: 1024}
+AMX_CYCLES = {1: 226, 2: 226, 4: 226, 8: 226, 16: 226, 32: 282, 48: 414, 64: 547}
 """Of a block with so many rows, 128 k and 32 columns: what its busiest unit takes (amxq explain,
 Emerald Rapids). Up to 16 rows that is dequantising."""
 GATHER_ROWS = 8
@@ -47,16 +47,14 @@ class RowBlocks:
 
 
 @functools.cache
-def row_blocks(target: str, zeros: bool) -> RowBlocks:
-    """The classes of a target, for weights with zero points or without.
+def row_blocks(target: str) -> RowBlocks:
+    """The classes of a target.
 
     Vector targets pay for every row of a block, so blocks have at most 8 rows, as full as possible.
     On AMX dequantising outweighs some rows of padding: few sizes, and few blocks for each expert.
     """
     amx = target == "amx"
     sizes = tuple(AMX_CYCLES) if amx else tuple(range(1, 9))
-    if zeros and amx:
-        sizes = sizes[:-1]  # as for linears, it would take more than a second to compile
 
     def size_of(rows: int) -> int:
         if amx:

@@ -182,8 +182,7 @@ def _cpu(
         expert_token.run(target, layer, owners, act, int8, x, perms, weights, on_input, factor, out)
         return out
     call = ExpertLayer(target, sizes, act, x.dtype, int8)
-    zeros = w13_zeros is not None or w2_zeros is not None
-    if not call.sort(topk_ids, expert_map, zeros):
+    if not call.sort(topk_ids, expert_map):
         return out.zero_()
     h = call.first(x, layer.w13, w13_perm, weights.float() if on_input else None)
     call.second(h, layer.w2, w2_perm, None if on_input else weights, factor, out)
