@@ -342,6 +342,8 @@ class Semantic:
         (*batch, m, k), (*batch2, k2, n) = shape_of(a.type), shape_of(b.type)
         if k != k2 or batch != batch2:
             what = "inner dimensions" if batch == batch2 else "batches"
+            if len(batch) != len(batch2):
+                what = "ranks"
             shapes = f"{list(shape_of(a.type))} and {list(shape_of(b.type))}"
             raise Mistake(f"dot of {shapes}: the {what} differ")
         if batch and right == "u4":

@@ -40,11 +40,18 @@ def sizes_of(shape: Any, what: str = "shape") -> tuple[int, ...]:
 def axis_of(axis: Any, rank: int, shape: tuple[int, ...]) -> int:
     """An axis counted from the front."""
     if not isinstance(axis, int):
-        raise Mistake(f"the axis is {describe(axis)}, it must be a constant")
+        raise Mistake(f"the axis is {describe(axis)}, it must be a constant integer")
     if not -rank <= axis < rank:
         hint = f"its axes are {-rank} to {rank - 1}"
         raise Mistake(f"axis {axis} of a tile of shape {list(shape)}", hint)
     return axis % rank
+
+
+def flag(name: str, value: object) -> bool:
+    """A choice that is made when the kernel is compiled."""
+    if not isinstance(value, int):
+        raise Mistake(f"{name} is {describe(value)}, it must be a constant, True or False")
+    return bool(value)
 
 
 def reduce(sem: Semantic, kind: str, x: Operand, axis: Any, keep_dims: bool) -> Value:
@@ -61,7 +68,7 @@ def reduce(sem: Semantic, kind: str, x: Operand, axis: Any, keep_dims: bool) -> 
         rest = (*left[:a], *left[a + 1 :])
         out = TileType(rest, scalar_of(x.type)) if rest else scalar_of(x.type)
         x = sem.b.value(ops.Reduce, out, kind=kind, operand=x, axis=a)
-    return _kept(sem, x, shape, axes) if keep_dims else x
+    return _kept(sem, x, shape, axes) if flag("keep_dims", keep_dims) else x
 
 
 def summed(element: DType) -> DType:
@@ -116,8 +123,8 @@ def combine(
             values.append(sem.broadcast_to(value, shape_of(old.type)))
         return values
 
-    made = sem.b.combine(kind, tiles, axis, bool(reverse), combined)
-    if keep_dims:
+    made = sem.b.combine(kind, tiles, axis, flag("reverse", reverse), combined)
+    if flag("keep_dims", keep_dims):
         axes = range(len(shape)) if whole else (axis,)
         made = tuple(_kept(sem, m, shape, axes) for m in made)
     return tuple(made) if isinstance(x, tuple) else made[0]
@@ -139,7 +146,7 @@ def arg_reduce(sem: Semantic, kind: str, x: Operand, axis: Any, keep_dims: bool)
     shape = shape_of(x.type)
     if axis is None:
         flat = arg_reduce(sem, kind, reshape(sem, x, (math.prod(shape),)), 0, False)
-        return sem.broadcast_to(flat, (1,) * len(shape)) if keep_dims else flat
+        return sem.broadcast_to(flat, (1,) * len(shape)) if flag("keep_dims", keep_dims) else flat
     axis = axis_of(axis, len(shape), shape)
     best = reduce(sem, kind, x, axis, keep_dims=True)
     index = sem.arange(0, shape[axis])

@@ -64,7 +64,8 @@ def fused_moe(
             GPT-OSS.
         interleaved: rows of w13 are gate 0, up 0, gate 1, up 1, … instead of two halves. Such a
             w13, and one whose I is no multiple of 32, is brought into the order of the kernels at
-            first use, which is remembered while its tensors live and takes their memory again.
+            first use, which is remembered while its tensors live and takes their memory again;
+            torch does not tell of writes through ``.data`` or NumPy, which go unnoticed then.
         limit: clamp gate to at most limit, and up to ±limit. None: no limit; for "swiglu" 7.
         alpha: of "swiglu", default 1.702.
         apply_router_weight_on_input: multiply x with the weight instead of the result.

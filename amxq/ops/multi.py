@@ -8,12 +8,18 @@ from typing import Any, NamedTuple
 
 import torch
 
-from amxq.errors import DTypeError, LayoutError, ShapeError
+from amxq.errors import AmxqError, DTypeError, LayoutError, ShapeError
 from amxq.ops import linear as one
 from amxq.ops import schedule
 from amxq.ops.activations import ordered_rows
 from amxq.ops.bound import Bound, BoundCall
-from amxq.ops.checks import check_activations, check_bias, check_precision, check_weight
+from amxq.ops.checks import (
+    PRECISIONS,
+    check_activations,
+    check_bias,
+    check_precision,
+    check_weight,
+)
 from amxq.quantization.packed import PackedWeight
 from amxq.runtime.targets import get_target
 
@@ -97,23 +103,35 @@ def _joined(
     """The results side by side."""
     qweights, scales, zeros, perms = (list(tensors) for tensors in zip(*weights, strict=True))
     perm = _common_perm(perms)
-    if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
-        _join(weights)  # refuses what has no common launch
-        widths = [w.out_features for w in weights]
-        parts = [None] * len(weights) if bias is None else bias.split(widths)
-        pairs = zip(weights, parts, strict=True)
-        return torch.cat([one.linear(x, *w, bias=b, precision=precision) for w, b in pairs], -1)
     if any((z is None) != (zeros[0] is None) for z in zeros):
         raise LayoutError("some weights have zeros and others have none; expected the same of all")
-    return torch.ops.amxq.multi_linear(  # type: ignore[no-any-return]
-        x,
-        qweights,
-        scales,
-        None if zeros[0] is None else zeros,
-        perm,
-        bias=bias,
-        precision=precision,
-    )
+    try:
+        if torch.is_grad_enabled() and (
+            x.requires_grad or (bias is not None and bias.requires_grad)
+        ):
+            _common_sizes(weights)
+            widths = [w.out_features for w in weights]
+            parts = [None] * len(weights) if bias is None else bias.split(widths)
+            pairs = zip(weights, parts, strict=True)
+            return torch.cat([one.linear(x, *w, bias=b, precision=precision) for w, b in pairs], -1)
+        return torch.ops.amxq.multi_linear(  # type: ignore[no-any-return]
+            x,
+            qweights,
+            scales,
+            None if zeros[0] is None else zeros,
+            perm,
+            bias=bias,
+            precision=precision,
+        )
+    except (AttributeError, RuntimeError) as problem:  # of torch, before a kernel was reached
+        if not isinstance(problem, AmxqError):
+            given: dict[str, object] = {}
+            for name, tensors in (("qweight", qweights), ("scales", scales), ("zeros", zeros)):
+                given |= {f"{name} of weight {i}": t for i, t in enumerate(tensors)}
+            given |= {"perm": perm, "bias": bias}
+            given = {name: t for name, t in given.items() if t is not None}
+            one.refuse({"x": x} | given, precision)
+        raise
 
 
 def _cpu(
@@ -151,7 +169,18 @@ def _fake(
     bias: torch.Tensor | None = None,
     precision: str = "bf16",
 ) -> torch.Tensor:
-    return x.new_empty((*x.shape[:-1], sum(s.shape[0] for s in scales)))
+    """Shapes and dtypes only, for tracing, or for a call with tensors on the meta device."""
+    for tensor in (*qweights, *scales, *(zeros or ()), perm, bias):
+        if tensor is not None and tensor.device != x.device:
+            raise LayoutError(
+                f"x is on {x.device} and a tensor of a weight or bias on {tensor.device}; "
+                "expected CPU tensors"
+            )
+    weights = _packed(qweights, scales, zeros, perm)
+    K = 8 * qweights[0].shape[1] if perm is None else perm.shape[0]
+    N = sum(w.scales.shape[0] for w in weights)
+    check_activations(x, K, N, precision, bias)
+    return x.new_empty((*x.shape[:-1], N))
 
 
 _library.impl("multi_linear", _cpu, "CPU")
@@ -193,6 +222,11 @@ def _as_weights(weights: object) -> tuple[PackedWeight, ...]:
     for w in weights:
         if not isinstance(w, PackedWeight):
             raise DTypeError(f"a weight is a {type(w).__name__}; expected an amxq.PackedWeight")
+        for name, tensor in zip(w._fields, w, strict=True):
+            absent = tensor is None and name in ("zeros", "perm")
+            if not (absent or isinstance(tensor, torch.Tensor)):
+                found = type(tensor).__name__
+                raise DTypeError(f"{name} of a weight is a {found}; expected a torch.Tensor")
     if not weights:
         raise ShapeError("weights is empty; expected one or more")
     return tuple(weights)
@@ -214,8 +248,9 @@ def _packed(
     return [PackedWeight(q, s, z, perm) for q, s, z in zip(qweights, scales, each, strict=True)]
 
 
-def _join(weights: Sequence[PackedWeight]) -> _Joint:
-    """Raises ShapeError or LayoutError for weights that one launch cannot take."""
+def _common_sizes(weights: Sequence[PackedWeight]) -> list[tuple[int, int, int]]:
+    """K, N and groups of each. Raises ShapeError or LayoutError for weights that one launch cannot
+    take."""
     sizes = [check_weight(*w) for w in weights]
     (K, _, G), head = sizes[0], weights[0]
     for (k, n, g), w in zip(sizes, weights, strict=True):
@@ -229,6 +264,13 @@ def _join(weights: Sequence[PackedWeight]) -> _Joint:
                 f"weights with {head.scales.dtype} scales and {_with(head.zeros)} zeros, and with "
                 f"{w.scales.dtype} and {_with(w.zeros)}; expected the same kind"
             )
+    return sizes
+
+
+def _join(weights: Sequence[PackedWeight]) -> _Joint:
+    """Raises what :func:`_common_sizes` raises."""
+    sizes, head = _common_sizes(weights), weights[0]
+    G = sizes[0][2]
     places = []
     for (_, n, _), w in zip(sizes, weights, strict=True):
         distances = []
@@ -276,13 +318,20 @@ def _joint_bias(
     weights: Sequence[PackedWeight], biases: Sequence[torch.Tensor | None] | None
 ) -> torch.Tensor | None:
     """The biases side by side, zeros for those that are None; None if all are."""
-    if biases is None or all(b is None for b in biases):
+    if biases is None:
         return None
+    if not isinstance(biases, (list, tuple)):
+        raise DTypeError(f"biases is a {type(biases).__name__}; expected a list, or None")
     if len(biases) != len(weights):
         raise ShapeError(f"{len(biases)} biases for {len(weights)} weights; expected one for each")
     for w, b in zip(weights, biases, strict=True):
         if b is not None:
+            one.refuse({"a bias": b}, PRECISIONS[0])
             check_bias(b, w.out_features)
+            if b.device != w.scales.device:
+                raise LayoutError(f"a bias is on {b.device}; expected a CPU tensor; use .cpu()")
+    if all(b is None for b in biases):
+        return None
     dtypes = {b.dtype for b in biases if b is not None}
     dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
     return torch.cat(

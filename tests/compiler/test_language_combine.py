@@ -141,6 +141,12 @@ def mistaken(x, CASE: tl.constexpr):
         tl.store(x, tl.reduce(tile, 0, tl.maximum))
     elif CASE == 7:
         tl.store(x, tl.reduce(tile, 0, plain_python))
+    elif CASE == 8:
+        tl.store(x + tl.arange(0, 8), tl.cumsum(tile, 0, tl.program_id(0) > 0))
+    elif CASE == 9:
+        tl.store(x + tl.arange(0, 1), tl.sum(tile, 0, keep_dims=tl.program_id(0) > 0))
+    elif CASE == 10:
+        tl.store(x, tl.reduce(tile, 0, added, keep_dims=tl.program_id(0) > 0))
 
 
 MESSAGES = [
@@ -152,6 +158,9 @@ MESSAGES = [
     "the axis is the constant None",
     "combine_fn is the function maximum",
     "combine_fn is the function plain_python",
+    "reverse is i1.*, it must be a constant, True or False|reverse is .* must be a constant",
+    "keep_dims is .* must be a constant",
+    "keep_dims is .* must be a constant",
 ]
 
 

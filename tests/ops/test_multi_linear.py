@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import amxq
-from amxq.errors import DTypeError, LayoutError, ShapeError
+from amxq.errors import ArgumentError, DTypeError, LayoutError, ShapeError
 from amxq.ops.linear import bound_linear
 from amxq.ops.multi import bound_multi_linear
 from amxq.quantization import PackedWeight
@@ -119,6 +119,30 @@ def test_what_does_not_fit_is_refused() -> None:
         amxq.multi_linear(x, [one], [torch.zeros(41)])
     with pytest.raises(ShapeError, match=r"expected \[\.\.\., 96\]"):
         amxq.multi_linear(x[:, :64], [one])
+    with pytest.raises(ShapeError, match="3 biases for 1 weights"):
+        amxq.multi_linear(x, [one], [None] * 3)
+    for bias in ([1.0], [torch.zeros(40).to_sparse()], torch.zeros(40)):
+        with pytest.raises((DTypeError, LayoutError), match="bias"):
+            amxq.multi_linear(x, [one], bias)
+    with pytest.raises(DTypeError, match="qweight of a weight is a NoneType"):
+        amxq.multi_linear(x, [one._replace(qweight=None)])
+    for wrong in (x.float().numpy(), x.float().to_sparse(), None):
+        with pytest.raises((DTypeError, LayoutError), match="^x "):
+            amxq.multi_linear(wrong, [one])
+    with pytest.raises(ArgumentError, match="precision is None"):
+        amxq.multi_linear(x, [one], precision=None)
+
+
+@pytest.mark.parametrize("field", ["qweight", "scales"])
+def test_a_tensor_on_the_meta_device_is_refused(field: str) -> None:
+    """Its call ends in the operator's fake, which must not return what nobody has written."""
+    one, x = pack(drawn(1, 40)), activations(2)
+    lost = one._replace(**{field: getattr(one, field).to("meta")})
+    with pytest.raises(LayoutError, match="meta"):
+        amxq.multi_linear(x, [one, lost])
+    with pytest.raises(ShapeError, match="96"):
+        q, s = one.qweight.to("meta"), one.scales.to("meta")
+        torch.ops.amxq.multi_linear(x[:, :64].to("meta"), [q], [s])
     with pytest.raises(ShapeError, match="1 scales"):
         torch.ops.amxq.multi_linear(x, [one.qweight] * 2, [one.scales])
 
@@ -135,6 +159,11 @@ def test_multi_linear_for_torch() -> None:
     compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
     for y, want in zip(compiled(x), call(x), strict=True):
         assert torch.equal(y, want)
+    learned = x.float().requires_grad_()
+    sum(
+        y.sum() for y in torch.compile(call, fullgraph=True, backend="aot_eager")(learned)
+    ).backward()
+    assert learned.grad is not None
     bias = torch.zeros(WIDTHS[0], requires_grad=True)
     x = x.float().requires_grad_()
     first, second, _ = amxq.multi_linear(x, packed, [bias, None, None])
