@@ -101,11 +101,11 @@ def _load(
     for name, scheme in layers.items():
         _guard(checkpoint, name, scheme)
     with ThreadPoolExecutor(1) as pool:
-        prepared = pool.submit(checkpoint.prepare)  # while Python builds the model
+        verified = pool.submit(checkpoint.verify)  # while Python builds the model
         model = skeleton.empty_model(folder, dtype, len(checkpoint.files))
         names = skeleton.Names(model)
         biased = _replace_layers(model, checkpoint, names, layers, precision)
-        prepared.result()
+        verified.result()
     _assign_plain(model, checkpoint, names, biased)
     skeleton.initialise_buffers(model)
     model.eval().requires_grad_(False)

@@ -26,7 +26,6 @@ from amxq.quantization.packed import SCALE_DTYPES, PackedWeight
 from amxq.quantization.packing import Format, pack_all
 from amxq.quantization.scheme import UNQUANTIZED, LayerScheme
 from amxq.quantization.stored import Parts, StoredLayer, stored_layer, stored_parts
-from amxq.runtime import memory
 
 logger = logging.getLogger(__name__)
 
@@ -104,13 +103,12 @@ class Checkpoint:
             packed.update((*layer.tensor_names(), f"{prefix}.weight"))
         return [name for name in self.files if name not in packed]
 
-    def prepare(self) -> None:
-        """Do what loading all layers needs and does without Python's lock, for another thread.
+    def verify(self) -> None:
+        """Compare files with checksums, where the checkpoint has them.
 
         Raises:
-            CheckpointError: a file has not the checksums that it was packed with.
+            CheckpointError: a file has changed.
         """
-        memory.prepare(sum(layer.packed_bytes for layer in self._layers.values()))
 
     def read(self, name: str) -> torch.Tensor:
         """One tensor as it is stored, mapped from its file.

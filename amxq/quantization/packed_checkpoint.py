@@ -214,7 +214,7 @@ class PackedCheckpoint(Checkpoint):
         """Many layers with their names, mapped. Raises as :meth:`load_layer`."""
         return ((prefix, self.load_layer(prefix)) for prefix in prefixes)
 
-    def prepare(self) -> None:
+    def verify(self) -> None:
         """Compare all files with the checksums that they were packed with.
 
         Raises:

@@ -6,7 +6,6 @@ the system's preparing of fresh ones takes longer than packing into them.
 
 from __future__ import annotations
 
-import ctypes
 import math
 import mmap
 import threading
@@ -20,7 +19,6 @@ from amxq import knobs
 _HUGE_PAGE = 2 << 20
 _CHUNK = 32 << 20
 _ALIGNMENT = 128  # two cache lines, which prefetchers fetch in pairs
-_POPULATE_WRITE = 23  # Linux 5.14; Python has no name for it yet
 
 
 class _Chunk:
@@ -34,7 +32,6 @@ class _Chunk:
         start = torch.frombuffer(self.memory, dtype=torch.uint8).data_ptr()
         self.used = -start % _HUGE_PAGE
         self.end = self.used + self.size
-        self.address = start + self.used
 
 
 _lock = threading.Lock()
@@ -67,25 +64,6 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 def several_nodes() -> bool:
     """Whether some of the memory is nearer to some of the cores."""
     return Path("/sys/devices/system/node/node1").exists()
-
-
-def prepare(size: int) -> None:
-    """Have the system make `size` bytes of memory ready for coming calls of :func:`empty`.
-
-    Takes long, without Python's lock: for another thread; nobody has to wait for it. Does nothing
-    on machines with several memory nodes, where memory should be near the threads that fill it.
-    """
-    global _current
-    if not size or not _wanted() or several_nodes():
-        return
-    chunk = _Chunk(size)
-    with _lock:
-        _current = chunk
-    madvise = ctypes.CDLL(None).madvise
-    madvise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-    # Page by page: nothing else of the process can map memory during a call.
-    for begin in range(0, chunk.size, _HUGE_PAGE):
-        madvise(chunk.address + begin, _HUGE_PAGE, _POPULATE_WRITE)
 
 
 def _wanted() -> bool:

@@ -23,7 +23,6 @@ def test_shape_dtype_and_alignment(
 
 
 def test_tensors_do_not_overlap_and_outlive_each_other() -> None:
-    memory.prepare(3 << 20)
     tensors = [memory.empty((300_001,), torch.int32).fill_(i) for i in range(20)]
     for i in range(0, 20, 2):
         tensors[i] = torch.empty(0)
