@@ -229,7 +229,7 @@ def _try_attention(module: Any) -> dict[str, Any] | None:
         "hidden_states": _random(1, 3, 8),
         "position_embeddings": (_random(1, 3, head), _random(1, 3, head)),
         "attention_mask": _random(1, 1, 3, 3),
-        "position_ids": torch.arange(3)[None],
+        "position_ids": torch.arange(3, device="cpu")[None],
         "use_cache": True,
         next((name for name in _CACHE_NAMES if name in names), "cache"): Cache(),
     }
@@ -276,7 +276,7 @@ def _try_layer(module: Any) -> dict[str, Any] | None:
     new._covers = lambda: True
     mask, angles = _random(1, 1, 3, 3), (_random(1, 3, 8), _random(1, 3, 8))
     given = {"attention_mask": mask, "position_embeddings": angles, "use_cache": True}
-    given |= {"position_ids": torch.arange(3)[None]}
+    given |= {"position_ids": torch.arange(3, device="cpu")[None]}
     for name in _CACHE_NAMES:
         if name in inspect.signature(module.forward).parameters:
             given[name] = object()
@@ -286,7 +286,7 @@ def _try_layer(module: Any) -> dict[str, Any] | None:
 
 
 def _random(*shape: int) -> torch.Tensor:
-    numbers = torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+    numbers = torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)), device="cpu")
     return numbers.to(torch.bfloat16)
 
 

@@ -164,7 +164,7 @@ class ExpertTensors:
                 return f"{name}.{which}"
             if getattr(module, which) is None:
                 shape = module.bias_shape(weight)
-                module.set_bias(weight, torch.empty(shape, dtype=tensor.dtype))
+                module.set_bias(weight, torch.empty(shape, dtype=tensor.dtype, device="cpu"))
             return self._fill(name, module, which, expert, part, tensor)
         if module is None or isinstance(module, Int4Experts) or kind != "weight" or expert is None:
             return None

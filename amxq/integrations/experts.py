@@ -134,7 +134,7 @@ def activation_of(module: Any, name: str) -> dict[str, Any]:
     Raises:
         CheckpointError: it is another activation, or the experts end with a norm.
     """
-    values = torch.linspace(-12, 12, 4 * 64).reshape(64, 4).T.contiguous()
+    values = torch.linspace(-12, 12, 4 * 64, device="cpu").reshape(64, 4).T.contiguous()
     values[2:] = values[2:].flip(1) * 0.7  # gate and up differ
     gate, up = values[:, :32], values[:, 32:]
     given = values if module.is_concatenated else torch.stack((gate, up), -1).flatten(1)

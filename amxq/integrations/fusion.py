@@ -82,7 +82,7 @@ def _gated_mlp(module: torch.nn.Module) -> GatedMLP | None:
         and gate.perm is None
         and up.perm is None
     )
-    x = torch.linspace(-4, 4, 33)
+    x = torch.linspace(-4, 4, 33, device="cpu")
     for name, function in ACTIVATIONS.items():
         if same_kind and torch.allclose(act(x), function(x), atol=1e-6):
             return GatedMLP(gate, up, down, name)
@@ -99,7 +99,7 @@ def _same(module: torch.nn.Module, new: RmsNorm | GatedMLP) -> bool:
     generator = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator).to(dtype)
+        return torch.randn(shape, generator=generator, device="cpu").to(dtype)
 
     if isinstance(new, RmsNorm):
         dtype, roundings = new.weight.dtype, 1

@@ -132,7 +132,7 @@ def _rows(model: Any, made: Generation, count: int) -> Iterator[torch.Tensor]:
 
 @torch.inference_mode()
 def _step(model: Any, ids: list[int], options: dict[str, Any]) -> Any:
-    return model(input_ids=torch.tensor([ids]), **options)
+    return model(input_ids=torch.tensor([ids], device="cpu"), **options)
 
 
 class _TextStream:

@@ -51,15 +51,17 @@ def prepared(
     K, block_k = values.shape[1], matrix.block_k
     if matrix.int8:
         stride = schedule.padded_stride(K, torch.int8)
-        quantised = torch.empty((number + padding, stride), dtype=torch.int8)
-        scales, offsets = torch.empty((2, K // block_k * number + padding), dtype=torch.float32)
+        quantised = torch.empty((number + padding, stride), dtype=torch.int8, device="cpu")
+        scales, offsets = torch.empty(
+            (2, K // block_k * number + padding), dtype=torch.float32, device="cpu"
+        )
         kernel = schedule.quantize_int8(target, values.dtype, block_k)
         data = values.data_ptr(), quantised.data_ptr(), scales.data_ptr(), offsets.data_ptr()
         kernel.launch((number, 1, 1), (*data, number, K, stride))
         return Operands(quantised, number, stride, (scales, offsets))
     if not matrix.zeros:
         return Operands(values, number, K, ())
-    sums = torch.empty((number + padding, K // block_k), dtype=torch.float32)
+    sums = torch.empty((number + padding, K // block_k), dtype=torch.float32, device="cpu")
     kernel = schedule.block_sums(target, splits, block_k)
     kernel.launch((number, 1, 1), (values.data_ptr(), sums.data_ptr(), number, K))
     return Operands(values, number, K, (sums,))
@@ -89,7 +91,7 @@ class ExpertLayer:
             mapped = expert_map.clamp(-1, sizes.E).to(torch.int32).contiguous()
         # one allocation: found, next_row, blocks, slots, tokens, owners, rows
         numbers = 2 + classes, sizes.E + classes, RECORD * count, count, count, count, count
-        self._arrays = torch.empty(sum(numbers), dtype=torch.int32)
+        self._arrays = torch.empty(sum(numbers), dtype=torch.int32, device="cpu")
         ends = itertools.accumulate(numbers[:-1], initial=0)
         found, next_row, *rest = (self._arrays.data_ptr() + 4 * end for end in ends)
         args = [t.data_ptr() for t in (ids, mapped) if t is not None]
@@ -122,7 +124,7 @@ class ExpertLayer:
         if self._launches[-1][0] > kernels.GATHER_ROWS:
             by_row = self._gathered(by_token, matrix)
         shape = self.splits * self.total + self._padding, inner
-        h = torch.empty(shape, dtype=torch.bfloat16)
+        h = torch.empty(shape, dtype=torch.bfloat16, device="cpu")
         on_input = () if weights is None else (weights.data_ptr(),)
         panels, limited, limit = stack.N // (2 * PANEL), act.limit is not None, act.limit or 0.0
         for block_m, first, number in self._launches:
@@ -156,7 +158,7 @@ class ExpertLayer:
         combine = kernels.combine(self.target, _dtype(weights), out.dtype)
         on_output = () if weights is None else (weights.data_ptr(),)
         band = kernels.band_columns(self.total, H)
-        y = torch.empty((self.total, band), dtype=torch.float32)
+        y = torch.empty((self.total, band), dtype=torch.float32, device="cpu")
         arrays = (*rows.with_weight(stack), y.data_ptr(), self._blocks)
         for column in range(0, H, band):
             columns = min(band, H - column)
@@ -185,7 +187,7 @@ class ExpertLayer:
         if own:
             number = self.total
             values = self._in_order(values.index_select(0, self._array(self._tokens)), perm)
-            self._array(self._tokens).copy_(torch.arange(number))
+            self._array(self._tokens).copy_(torch.arange(number, device="cpu"))
         if self.splits > 1:
             values = schedule.bf16_parts(self.target, values)
         rows = prepared(self.target, matrix, values, number, self.splits, self._padding)
@@ -214,10 +216,14 @@ class ExpertLayer:
         assert rows.tokens is not None
         total, blocks = self.total, self.sizes.H // matrix.block_k
         shape = self.splits * total + self._padding, rows.stride
-        values = torch.empty(shape, dtype=rows.values.dtype)
+        values = torch.empty(shape, dtype=rows.values.dtype, device="cpu")
         factors: tuple[torch.Tensor, ...] = ()
         if self.int8:
-            factors = (*torch.empty((2, blocks * total + self._padding), dtype=torch.float32),)
+            factors = (
+                *torch.empty(
+                    (2, blocks * total + self._padding), dtype=torch.float32, device="cpu"
+                ),
+            )
         kernel = kernels.gather_rows(self.target, self.int8)
         sources = [t.data_ptr() for t in (rows.values, *(rows.factors if self.int8 else ()))]
         targets = [t.data_ptr() for t in (values, *factors)]

@@ -65,8 +65,8 @@ def row_blocks(target: str) -> RowBlocks:
     classes = [0, *(sizes.index(size_of(rows)) for rows in range(1, MOST_ROWS + 1))]
     return RowBlocks(
         sizes,
-        torch.tensor(classes, dtype=torch.int32),
-        torch.tensor(sizes, dtype=torch.int32),
+        torch.tensor(classes, dtype=torch.int32, device="cpu"),
+        torch.tensor(sizes, dtype=torch.int32, device="cpu"),
     )
 
 

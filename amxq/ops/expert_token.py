@@ -120,7 +120,7 @@ def run(
     if plan.splits > 1:
         values = schedule.bf16_parts(target, values)
     rows = prepared(target, plan.first, values, 1, plan.splits, 0)
-    h = torch.empty((plan.splits * count, layer.inner), dtype=torch.bfloat16)
+    h = torch.empty((plan.splits * count, layer.inner), dtype=torch.bfloat16, device="cpu")
     arrays = (
         *rows.with_weight(layer.w13),
         *(factors if on_input else ()),

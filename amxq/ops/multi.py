@@ -12,7 +12,7 @@ from amxq.errors import AmxqError, DTypeError, LayoutError, ShapeError
 from amxq.ops import linear as one
 from amxq.ops import schedule
 from amxq.ops.activations import ordered_rows
-from amxq.ops.bound import Bound, BoundCall
+from amxq.ops.bound import BoundCall, bound
 from amxq.ops.checks import (
     PRECISIONS,
     check_activations,
@@ -87,14 +87,13 @@ def bound_multi_linear(
         return joint.plan(M, target, kind, torch.bfloat16, precision)
 
     sizes, memory = (joint.N, joint.K, joint.group), (*joint.first, joint.table)
-    call: Bound = general
-    if weights[0].perm is None:
-        call = BoundCall(sizes, memory, bias, plan, general)
+    fast = BoundCall(sizes, memory, bias, plan) if weights[0].perm is None else None
+    call = bound(fast, general, memory)  # general holds the weights
 
-    def bound(x: torch.Tensor, weights: tuple[PackedWeight, ...] = weights) -> Any:
-        return call(x).split(widths, -1)  # weights: memory that the table leads to
+    def split(x: torch.Tensor) -> Any:
+        return call(x).split(widths, -1)
 
-    return bound
+    return split
 
 
 def _joined(
@@ -298,7 +297,7 @@ def _table(places: tuple[tuple[int, ...], ...]) -> torch.Tensor:
         away = qweight, scales, *(zeros or [0])
         entries += [(*away, start, columns, n) for n in range(0, columns, schedule.PANEL)]
         start += columns
-    return torch.tensor(entries)
+    return torch.tensor(entries, device="cpu")
 
 
 def _common_perm(perms: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
@@ -336,7 +335,7 @@ def _joint_bias(
     dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
     return torch.cat(
         [
-            torch.zeros(w.out_features, dtype=dtype) if b is None else b.to(dtype)
+            torch.zeros(w.out_features, dtype=dtype, device="cpu") if b is None else b.to(dtype)
             for w, b in zip(weights, biases, strict=True)
         ]
     )

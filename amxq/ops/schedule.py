@@ -98,14 +98,14 @@ class Plan:
             rows, given = self.rows, x.data_ptr()
             if self.int8:
                 stride = padded_stride(K, torch.int8)
-                x = torch.empty((rows, stride), dtype=torch.int8)
-                factors = torch.empty((2, blocks, rows), dtype=torch.float32)
+                x = torch.empty((rows, stride), dtype=torch.int8, device="cpu")
+                factors = torch.empty((2, blocks, rows), dtype=torch.float32, device="cpu")
                 extra = factors.data_ptr(), factors.data_ptr() + 4 * blocks * rows
             else:
                 stride = padded_stride(K, torch.bfloat16)
-                x = torch.empty((self.splits * rows, stride), dtype=torch.bfloat16)
+                x = torch.empty((self.splits * rows, stride), dtype=torch.bfloat16, device="cpu")
                 if self.sums:
-                    factors = torch.empty((rows, blocks), dtype=torch.float32)
+                    factors = torch.empty((rows, blocks), dtype=torch.float32, device="cpu")
                     extra = (factors.data_ptr(),)
             self.prepare.launch((rows, 1, 1), (given, x.data_ptr(), *extra, M, K, stride))
         numbers = M, rows, stride, N, K, group, self.grid[0]
@@ -275,7 +275,7 @@ def bf16_parts(target: str, x: torch.Tensor) -> torch.Tensor:
     (M, K), splits = x.shape, split_count(x.dtype)
     if splits == 1:
         return x
-    parts = torch.empty((splits * M, K), dtype=torch.bfloat16)
+    parts = torch.empty((splits * M, K), dtype=torch.bfloat16, device="cpu")
     prepare = prepare_bf16(target, splits, block_depth(K), x.dtype, False)
     prepare.launch((M, 1, 1), (x.data_ptr(), parts.data_ptr(), M, K, K))
     return parts

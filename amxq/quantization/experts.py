@@ -118,7 +118,7 @@ def stack_experts(weights: Iterable[PackedWeight], count: int) -> PackedWeight:
                 memory.empty((count, *t.shape), t.dtype) for t in (w.qweight, w.scales)
             )
             result = PackedWeight(qweight, scales, None, None)
-            zeros = torch.empty((count, *w.scales.shape), dtype=torch.uint8)
+            zeros = torch.empty((count, *w.scales.shape), dtype=torch.uint8, device="cpu")
             symmetric = True
         _check_alike(result, w, number, count)
         orders.append(w.perm)
@@ -137,7 +137,7 @@ def _stacked_order(orders: list[torch.Tensor | None], K: int) -> torch.Tensor | 
     """None, [K] where all are the same, or [E, K]."""
     if all(order is None for order in orders):
         return None
-    natural = torch.arange(K, dtype=torch.int32)
+    natural = torch.arange(K, dtype=torch.int32, device="cpu")
     first, *rest = found = [natural if order is None else order for order in orders]
     if all(torch.equal(first, order) for order in rest):
         return first
@@ -179,7 +179,9 @@ def concatenate(first: PackedWeight, second: PackedWeight) -> PackedWeight:
     both = first, second
     zeros: list[torch.Tensor | None] = [None, None]
     if any(w.zeros is not None for w in both):
-        full = [torch.full(w.scales.shape, DEFAULT_ZERO, dtype=torch.uint8) for w in both]
+        full = [
+            torch.full(w.scales.shape, DEFAULT_ZERO, dtype=torch.uint8, device="cpu") for w in both
+        ]
         zeros = [f if w.zeros is None else w.zeros for f, w in zip(full, both, strict=True)]
     if first.out_features % PANEL:
         return _repacked(both, zeros)

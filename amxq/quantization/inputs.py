@@ -242,10 +242,10 @@ def _group(group_size: int | None, groups: torch.Tensor | None, K: int, G: int) 
 
 def _order(groups: torch.Tensor, K: int, G: int, group: int) -> torch.Tensor | None:
     """The input features sorted by group, or None when they are in order already."""
-    if torch.equal(groups, torch.arange(K) // group):
+    if torch.equal(groups, torch.arange(K, device="cpu") // group):
         return None
     counts = torch.bincount(groups, minlength=G)
-    expected = torch.full((G,), group)
+    expected = torch.full((G,), group, device="cpu")
     expected[-1] = K - group * (G - 1)
     if not torch.equal(counts, expected):
         at = int((counts != expected).nonzero()[0])

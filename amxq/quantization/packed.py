@@ -165,7 +165,7 @@ def _check_permutation(perm: torch.Tensor) -> None:
             f"{_ADVICE}"
         )
     ordered = perm.sort(-1).values
-    if bool((ordered != torch.arange(count, dtype=perm.dtype)).any()):
+    if bool((ordered != torch.arange(count, dtype=perm.dtype, device="cpu")).any()):
         raise LayoutError(
             f"perm names an input feature twice; expected a permutation of 0..{count - 1}; "
             f"{_ADVICE}"

@@ -41,7 +41,7 @@ _PARTS = Parts("qweight", "scales", "zeros", "perm", None)
 _SHARD_BYTES = 1 << 30
 _PAGE = 4096
 _CHUNK = 1 << 20
-_NO_WORDS = torch.empty(0, dtype=torch.int64)
+_NO_WORDS = torch.empty(0, dtype=torch.int64, device="cpu")
 _COPIED = (".json", ".jinja", ".txt", ".model", ".tiktoken", ".md")
 _AGAIN = "pack the source again with amxq pack"
 

@@ -91,7 +91,7 @@ def pack_all(batch: Sequence[Inputs]) -> list[PackedWeight]:
         zero_rows = _zero_points(given)
         perm = given.order
         if perm is None and given.K % BLOCK:
-            perm = torch.arange(given.K)
+            perm = torch.arange(given.K, device="cpu")
         packed.append(
             PackedWeight(
                 qweight,
@@ -272,7 +272,8 @@ def _begins(tensors: Sequence[torch.Tensor], experts: int) -> torch.Tensor:
             (tensor.data_ptr() - first) // 4 + expert * (tensor.numel() // experts)
             for tensor in tensors
             for expert in range(experts)
-        ]
+        ],
+        device="cpu",
     )
 
 
@@ -306,7 +307,7 @@ def _words_of_rows(rows: torch.Tensor, blocks: int) -> torch.Tensor:
     if K != BLOCK * blocks:
         rows = torch.nn.functional.pad(rows, (0, 0, 0, BLOCK * blocks - K), value=DEFAULT_ZERO)
     k = rows.reshape(*lead, blocks, BLOCK, N)
-    out = torch.empty((*lead, blocks, N, 4), dtype=torch.uint8)
+    out = torch.empty((*lead, blocks, N, 4), dtype=torch.uint8, device="cpu")
     for byte, (low, high) in enumerate(((0, 2), (4, 6), (1, 3), (5, 7))):
         torch.bitwise_or(k[..., low, :], k[..., high, :] << 4, out=out[..., byte])
     return out.view(torch.int32).squeeze(-1)

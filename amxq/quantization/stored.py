@@ -105,7 +105,7 @@ class StoredLayer:
             g_idx = None  # compressed-tensors writes -1 for "in order"
         K, group = self.in_features, self.method.scheme.group_size
         if g_idx is None and K % BLOCK:  # only an order can say that K ends inside a word
-            g_idx = torch.arange(K) // (K if group == -1 else group)
+            g_idx = torch.arange(K, device="cpu") // (K if group == -1 else group)
         return weight.t(), scales.t(), None if zeros is None else zeros.t(), g_idx
 
 

@@ -135,7 +135,7 @@ class MappedFile:
             raise unsound(self.path, f"it ends inside tensor {name!r}")
         size = entry.end - entry.begin
         if not size:
-            return torch.empty(entry.shape, dtype=dtype)
+            return torch.empty(entry.shape, dtype=dtype, device="cpu")
         aligned = entry.begin % dtype.itemsize == 0
         stored = dtype if aligned else torch.uint8
         # a storage of its own, so that saving the tensor does not save the file

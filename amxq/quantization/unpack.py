@@ -29,7 +29,7 @@ def gptq_rows(qweight: torch.Tensor) -> torch.Tensor:
     """int32 [..., K/8, N] → uint8 [..., K, N], values 0..15."""
     *lead, blocks, columns = qweight.shape
     pairs = _bytes(qweight)
-    rows = torch.empty((*lead, blocks, 8, columns), dtype=torch.uint8)
+    rows = torch.empty((*lead, blocks, 8, columns), dtype=torch.uint8, device="cpu")
     for i in range(4):
         torch.bitwise_and(pairs[..., i], 15, out=rows[..., 2 * i, :])
         torch.bitwise_right_shift(pairs[..., i], 4, out=rows[..., 2 * i + 1, :])
@@ -43,7 +43,7 @@ def awq_rows(qweight: torch.Tensor, columns: int) -> torch.Tensor:
     """
     *lead, rows, words = qweight.shape
     pairs = _bytes(qweight)
-    out = torch.empty((*lead, rows, words, 8), dtype=torch.uint8)
+    out = torch.empty((*lead, rows, words, 8), dtype=torch.uint8, device="cpu")
     for i in range(4):
         torch.bitwise_and(pairs[..., i], 15, out=out[..., AWQ_COLUMNS[2 * i]])
         torch.bitwise_right_shift(pairs[..., i], 4, out=out[..., AWQ_COLUMNS[2 * i + 1]])
@@ -59,7 +59,7 @@ def gptq_zeros(zeros: torch.Tensor, columns: int, *, minus_one: bool) -> torch.T
     words = zeros.long() & _WORD
     if minus_one:
         words = (words + _V1_ONES) & _WORD
-    shifts = torch.arange(0, 32, 4)
+    shifts = torch.arange(0, 32, 4, device="cpu")
     nibbles = (words.unsqueeze(-1) >> shifts) & 15
     return nibbles.to(torch.uint8).flatten(-2)[..., :columns].contiguous()
 

@@ -48,7 +48,7 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     global _current
     size = math.prod(shape) * dtype.itemsize
     if not size or not _wanted():
-        return torch.empty(tuple(shape), dtype=dtype)
+        return torch.empty(tuple(shape), dtype=dtype, device="cpu")
     with _lock:
         chunk = _current
         if chunk is None or chunk.end - chunk.used < size:
