@@ -17,6 +17,17 @@ from amxq.runtime.targets import get_target
 _KNOWN_SHAPES = 256
 
 
+def observed() -> bool:
+    """Whether torch is compiling, tracing or transforming, or a dispatch mode looks at what is
+    called: all of these have to see an operator of torch."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or torch._C._is_tracing()
+    )
+
+
 class Bound(Protocol):
     """y [..., N] = f(x [..., K]) + residual, of weights that were given before."""
 
@@ -24,10 +35,8 @@ class Bound(Protocol):
 
 
 class BoundCall:
-    """A :class:`Bound` for a kernel whose activations :class:`schedule.Plan` prepares.
-
-    It serves what decoding needs, contiguous bf16 activations without gradient, and hands
-    everything else to ``general``, the operator with all its checks.
+    """One weight's kernel, whose activations :class:`schedule.Plan` prepares, for what decoding
+    needs: contiguous bf16 activations without gradient. The tensors are whoever calls's to hold.
     """
 
     def __init__(
@@ -36,7 +45,6 @@ class BoundCall:
         weight: tuple[torch.Tensor, ...],
         bias: torch.Tensor | None,
         plan: Callable[[int, str, bool], schedule.Plan],
-        general: Bound,
     ) -> None:
         """
         Args:
@@ -44,34 +52,32 @@ class BoundCall:
             weight: the tensors whose addresses the kernel takes.
             bias: contiguous [N], of a dtype that kernels take, or None.
             plan: for a number of rows, a target, and whether there is a residual.
-            general: the same calculation for any x.
         """
         self.N, self.K, self.group = sizes
-        self._held = weight, bias
         self._weight = tuple(t.data_ptr() for t in weight)
         self._bias = () if bias is None else (bias.data_ptr(),)
-        self._plan, self._general = plan, general
+        self._plan = plan
         # by x's shape, target, and whether there is a residual: the plan, y's shape, M
         self._known: dict[
             tuple[torch.Size, str, bool], tuple[schedule.Plan, tuple[int, ...], int]
         ] = {}
 
-    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """As the operator, errors included."""
+    def serve(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor | None:
+        """The result, or None where the operator with all its checks has to be called."""
         if (
             type(x) is not torch.Tensor
             or x.dtype is not torch.bfloat16
             or not x.is_contiguous()
             or not x.is_cpu
-            or torch.compiler.is_compiling()
             or (x.requires_grad and torch.is_grad_enabled())
+            or observed()
         ):
-            return self._general(x, residual)
+            return None
         key = x.shape, get_target(), residual is not None
         known = self._known.get(key)
         if known is None:
             if not x.numel() or x.shape[-1] != self.K:
-                return self._general(x, residual)
+                return None
             if len(self._known) >= _KNOWN_SHAPES:
                 self._known.clear()
             M = x.numel() // self.K
@@ -88,7 +94,7 @@ class BoundCall:
                 or not residual.is_cpu
                 or (residual.requires_grad and torch.is_grad_enabled())
             ):
-                return self._general(x, residual)
+                return None
             result = (*result, residual.data_ptr())
         y = x.new_empty(shape)
         if plan.prepare is not None:
@@ -113,3 +119,18 @@ class BoundCall:
             ),
         )
         return y
+
+
+def bound(call: BoundCall | None, general: Bound, *held: object) -> Bound:
+    """``call`` where it serves, else ``general``, which is the same calculation for any x.
+    ``held`` are kept alive: the memory that the call's addresses lead to."""
+    if call is None:
+        return general
+
+    def either(
+        x: torch.Tensor, residual: torch.Tensor | None = None, held: tuple[object, ...] = held
+    ) -> torch.Tensor:
+        y = call.serve(x, residual)
+        return general(x, residual) if y is None else y
+
+    return either

@@ -11,7 +11,7 @@ from amxq.errors import ArgumentError, LayoutError, ShapeError
 from amxq.ops import linear as one
 from amxq.ops import schedule
 from amxq.ops.activations import ordered_rows
-from amxq.ops.bound import Bound, BoundCall
+from amxq.ops.bound import Bound, BoundCall, bound
 from amxq.ops.checks import check_activations, check_precision, check_weight
 from amxq.quantization.packed import PackedWeight
 from amxq.runtime.compiler import Launchable
@@ -82,7 +82,7 @@ def bound_gated_linear(
         return _plan(M, K, N, group, target, operands, torch.bfloat16, precision, activation)
 
     weight = tuple(t for w in (gate, up) for t in w if t is not None)
-    return BoundCall(sizes, weight, None, plan, general)
+    return bound(BoundCall(sizes, weight, None, plan), general)
 
 
 def _cpu(

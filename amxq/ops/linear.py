@@ -8,9 +8,9 @@ from collections.abc import Mapping
 import torch
 
 from amxq.errors import AmxqError, DTypeError, LayoutError
-from amxq.ops import schedule
+from amxq.ops import remembered, schedule
 from amxq.ops.activations import ordered_rows
-from amxq.ops.bound import Bound, BoundCall
+from amxq.ops.bound import Bound, BoundCall, bound
 from amxq.ops.checks import (
     check_activations,
     check_apart,
@@ -80,13 +80,43 @@ def linear(
         ArgumentError: there is no such precision or activation.
         TargetError: this CPU cannot run the target that was asked for.
     """
+    if (
+        out is not None
+        or not isinstance(precision, str)
+        or torch.compiler.is_compiling()
+        or getattr(bias, "requires_grad", False)
+    ):
+        return _dispatched(x, qweight, scales, zeros, perm, bias, residual, precision, out)
+    call = remembered.find(precision, qweight, scales, zeros, perm, bias)
+    if call is not None:
+        y = call.serve(x, residual)
+        if y is not None:
+            return y
+    y = _dispatched(x, qweight, scales, zeros, perm, bias, residual, precision, out)
+    if call is None and scales is not None and qweight.dtype is torch.uint8:
+        remembered.remember(_bound_call, precision, qweight, scales, zeros, perm, bias)
+    return y
+
+
+def _dispatched(
+    x: torch.Tensor,
+    qweight: torch.Tensor,
+    scales: torch.Tensor | None,
+    zeros: torch.Tensor | None,
+    perm: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    precision: str,
+    out: torch.Tensor | None,
+) -> torch.Tensor:
+    """Through torch's operators, whatever is given."""
     if scales is None:  # as in amxq.linear(x, w)
         refuse({"x": x, "qweight": qweight, "scales": scales}, precision)
     assert scales is not None
     try:
         if torch.is_grad_enabled() and (
             x.requires_grad
-            or (bias is not None and bias.requires_grad)
+            or getattr(bias, "requires_grad", False)
             or (residual is not None and residual.requires_grad)
         ):
             if out is not None:
@@ -212,28 +242,40 @@ torch.library.register_fake("amxq::linear_out", _fake_out, lib=_library)
 
 def bound_linear(packed: PackedWeight, bias: torch.Tensor | None, precision: str) -> Bound:
     """``amxq.linear`` of one weight, for many calls: it is checked here, and not at each call."""
-    K, N, G = check_weight(*packed)
+    check_weight(*packed)
     check_precision(precision)
     if bias is not None:
-        check_bias(bias, N)
+        check_bias(bias, packed.out_features)
 
     def general(x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        return linear(x, *packed, bias=bias, residual=residual, precision=precision)
+        return _dispatched(x, *packed, bias, residual, precision, None)
 
-    if packed.perm is not None:
-        return general  # activations are put into order first
+    return bound(_bound_call(precision, *packed, bias), general)
+
+
+def _bound_call(
+    precision: str,
+    qweight: torch.Tensor,
+    scales: torch.Tensor,
+    zeros: torch.Tensor | None,
+    perm: torch.Tensor | None,
+    bias: torch.Tensor | None,
+) -> BoundCall | None:
+    """The call of a weight that has been checked, if there can be one."""
+    if perm is not None:
+        return None  # activations are put into order first
     if bias is not None and (bias.dtype is torch.float64 or not bias.is_contiguous()):
-        return general
+        return None
+    K, (N, G) = 8 * qweight.shape[1], scales.shape
     group, kind = K // G, None if bias is None else bias.dtype
-    zeros = packed.zeros is not None
+    panels, scale, asymmetric = qweight.shape[0], scales.dtype, zeros is not None
 
     def plan(M: int, target: str, residual: bool) -> schedule.Plan:
-        operands = schedule.Operands(packed.scales.dtype, zeros, kind, residual)
-        panels = packed.qweight.shape[0]
+        operands = schedule.Operands(scale, asymmetric, kind, residual)
         return schedule.plan(M, K, panels, group, target, operands, torch.bfloat16, precision)
 
-    weight = tuple(t for t in packed[:3] if t is not None)
-    return BoundCall((N, K, group), weight, bias, plan, general)
+    weight = (qweight, scales) if zeros is None else (qweight, scales, zeros)
+    return BoundCall((N, K, group), weight, bias, plan)
 
 
 # --- one call ---------------------------------------------------------------------------
