@@ -92,6 +92,11 @@ def _parser() -> argparse.ArgumentParser:
         help="of INT4 layers: bf16, exact (default), or int8, which quantises activations: faster",
     )
     generate.add_argument(
+        "--head",
+        choices=("int8",),
+        help="int8: an unquantised head (lm_head) in 8 bits, which is faster; default: as it is",
+    )
+    generate.add_argument(
         "--stream",
         action=argparse.BooleanOptionalAction,
         default=True,
@@ -178,7 +183,10 @@ def _generate(arguments: argparse.Namespace) -> int:
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
     model, tokenizer = load_model(
-        arguments.folder, target=arguments.target, precision=arguments.precision
+        arguments.folder,
+        target=arguments.target,
+        precision=arguments.precision,
+        head=arguments.head,
     )
     made = generate(
         model,

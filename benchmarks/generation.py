@@ -48,8 +48,9 @@ if what == "transformers bf16":
     from transformers import AutoModelForCausalLM
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
 else:
-    precision = "int8" if what.endswith("int8") else "bf16"
-    model, _ = amxq.load_model(folder, target="auto", precision=precision)
+    precision = "int8" if what == "amxq int8" else "bf16"
+    head = "int8" if what.endswith("8-bit head") else None
+    model, _ = amxq.load_model(folder, target="auto", precision=precision, head=head)
 ids = torch.randint(3, 1000, (1, prompt), generator=torch.Generator().manual_seed(0))
 
 def step(tokens, cache):
@@ -106,6 +107,8 @@ status = c.llama_model_quantize(source.encode(), target.encode(), ctypes.byref(o
 sys.exit(int(status))
 """
 _KINDS = {"llama.cpp Q4_0": 2, "llama.cpp Q4_K_M": 15}  # llama.cpp's numbers of file types
+
+_OURS = ("amxq", "amxq int8", "amxq, 8-bit head")
 
 
 def quantised(source: pathlib.Path, folder: pathlib.Path) -> dict[str, pathlib.Path]:
@@ -196,7 +199,7 @@ def main(arguments: list[str]) -> int:
                 work / "model.gguf",
             )
             write_gguf(dense, gguf)
-        models = {"transformers bf16": dense, "amxq": int4, "amxq int8": int4}
+        models = {"transformers bf16": dense} | dict.fromkeys(_OURS, int4)
         models |= quantised(gguf, work) if gguf else {}
         rows = measure(models, given.threads, given.prompt, given.count, given.turns)
     print(f"prompt of {given.prompt} tokens, {given.threads} threads\n")

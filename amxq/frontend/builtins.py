@@ -291,6 +291,13 @@ def _store(
         pointer.store(value, boundary_check)
 
 
+@_implements(tl.prefetch)
+def _prefetch(sem: Semantic, pointer: Any) -> None:
+    if not isinstance(pointer, Value) or not isinstance(pointer.type, PointerType):
+        raise Mistake(f"prefetch takes one pointer, not {describe(pointer)}", "index by scalars")
+    sem.b.emit(hw.Prefetch, pointer=pointer, locality=3)
+
+
 @_implements(tl.make_block_ptr)
 def _make_block_ptr(
     sem: Semantic,

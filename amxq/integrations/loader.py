@@ -17,12 +17,13 @@ from typing import Any
 
 import torch
 
-from amxq.errors import CheckpointError, DTypeError, QuantizationConfigError
+from amxq.errors import ArgumentError, CheckpointError, DTypeError, QuantizationConfigError
 from amxq.integrations import skeleton
 from amxq.integrations.expert_loader import ExpertTensors, replace_experts
 from amxq.integrations.experts import Int4Experts
 from amxq.integrations.fusion import fuse
 from amxq.integrations.layers import Int4Linear, PackedModule
+from amxq.integrations.modules import Int8Linear
 from amxq.integrations.progress import Progress
 from amxq.integrations.summary import LoadSummary
 from amxq.ops.checks import check_precision
@@ -48,6 +49,7 @@ def load_model(
     dtype: torch.dtype = torch.bfloat16,
     allow_nonfinite: bool = False,
     precision: str = "bf16",
+    head: str | None = None,
 ) -> tuple[Any, Any]:
     """The model and the tokenizer of a checkpoint folder.
 
@@ -65,6 +67,10 @@ def load_model(
             them, instead of refusing.
         precision: of the INT4 layers: "bf16", exact, or "int8", which quantises their
             activations at run time and is faster, see :func:`amxq.linear`.
+        head: None leaves an unquantised head (lm_head) as the checkpoint has it; "int8" makes its
+            weight 8-bit while loading, with a scale for every 64 columns: a token reads half as
+            much of it, for an error of 0.6 % of the weight's norm. An embedding that shares the
+            weight stays as it is.
 
     Returns:
         (model, tokenizer): a ``transformers.PreTrainedModel`` in evaluation mode, with what was
@@ -76,22 +82,25 @@ def load_model(
         QuantizationConfigError: the quantisation is not one that amxq serves, or nobody asked
             for a target and there is no usable AMX.
         DTypeError: another dtype.
+        ArgumentError: no such precision or head, or the model has no unquantised head.
         TargetError: this CPU does not run `target`.
         ImportError: transformers is not installed.
     """
     path = folder_path(folder)
     if target is None:
-        return _load(path, dtype, allow_nonfinite, precision)
+        return _load(path, dtype, allow_nonfinite, precision, head)
     with targets.target(target):
-        loaded = _load(path, dtype, allow_nonfinite, precision)
+        loaded = _load(path, dtype, allow_nonfinite, precision, head)
     targets.set_target(target)
     return loaded
 
 
 def _load(
-    folder: Path, dtype: torch.dtype, allow_nonfinite: bool, precision: str
+    folder: Path, dtype: torch.dtype, allow_nonfinite: bool, precision: str, head: str | None
 ) -> tuple[Any, Any]:
     check_precision(precision)
+    if head not in (None, "int8"):
+        raise ArgumentError(f"head is {head!r}; expected None or 'int8'")
     if dtype not in _DTYPES:
         raise DTypeError(f"dtype is {dtype!r:.80}; expected {', '.join(map(str, _DTYPES))}")
     skeleton.need_transformers()
@@ -109,6 +118,8 @@ def _load(
     _assign_plain(model, checkpoint, names, biased)
     skeleton.initialise_buffers(model)
     model.eval().requires_grad_(False)
+    if head == "int8":
+        _quantize_head(model)
     fuse(model)
     model.amxq_summary = _summarise(model, checkpoint, names)
     return model, skeleton.tokenizer(folder)
@@ -237,11 +248,25 @@ def _assign(model: Any, name: str, tensor: torch.Tensor, *, is_parameter: bool) 
     setattr(module, attribute, value)
 
 
+def _quantize_head(model: Any) -> None:
+    head = model.get_output_embeddings()
+    name = next((n for n, m in model.named_modules() if m is head and n), None)
+    if name is None or type(head) is not torch.nn.Linear:
+        found = "none" if head is None else f"a {type(head).__name__}"
+        raise ArgumentError(
+            f"head is 'int8', but the head of this {type(model).__name__} is {found}; expected an "
+            "unquantised linear layer; leave head out"
+        )
+    parent, _, attribute = name.rpartition(".")
+    setattr(model.get_submodule(parent), attribute, Int8Linear(head.weight, head.bias))
+    _drop_ties_of_quantised(model)
+
+
 def _drop_ties_of_quantised(model: Any) -> None:
     """Forget ties to a quantised layer: it has no weight to share."""
     ties = model.all_tied_weights_keys
     for name, module in model.named_modules():
-        if isinstance(module, Int4Linear):
+        if isinstance(module, (Int4Linear, Int8Linear)):
             weight = f"{name}.weight"
             for target in [t for t, source in ties.items() if weight in (t, source)]:
                 del ties[target]
@@ -277,6 +302,9 @@ def _summarise(model: Any, checkpoint: Checkpoint, names: skeleton.Names) -> Loa
     for name, module in model.named_modules():
         if isinstance(module, (Int4Linear, Int4Experts)):
             ours.append(name)
+            packed_bytes += module.nbytes
+        elif isinstance(module, Int8Linear):
+            others[name] = "8-bit, as head='int8' asks for"
             packed_bytes += module.nbytes
         elif isinstance(module, torch.nn.Linear):
             others[name] = checkpoint.why_plain(stored.get(name, name))

@@ -6,9 +6,16 @@ from typing import Any
 
 import torch
 
-from amxq.integrations.layers import Int4Linear
+from amxq.integrations.layers import Int4Linear, PackedModule
+from amxq.ops.bound import observed
+from amxq.ops.dense import dequantize_rows, few_rows_linear, int8_weight_linear, quantize_rows
 from amxq.ops.gated import ACTIVATIONS, bound_gated_linear
 from amxq.ops.normalize import rms_norm
+
+MANY_ROWS = 16
+"""Rows from which on torch multiplies by a dequantised int8 weight faster than its kernel does."""
+BLOCK = 4096
+"""Rows of an int8 weight that are dequantised at once."""
 
 
 def plain_rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -78,7 +85,8 @@ class GatedMLP(torch.nn.Module):
 
 
 class FlatLinear(torch.nn.Linear):
-    """A dense linear layer that multiplies a matrix, whatever the shape of x.
+    """A dense linear layer: by a kernel of amxq for few rows of bf16, which is as exact and reads
+    the weight faster, else by torch, as a matrix, whatever the shape of x.
 
     torch multiplies x [1, 1, K] in odd strides, as the last position of a prompt has them, by a
     weight without gradient as a batch, for which it transposes a copy of the weight: half a second
@@ -87,5 +95,53 @@ class FlatLinear(torch.nn.Linear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., K] -> [..., N]."""
+        few = few_rows_linear(x, self.weight, self.bias)
+        if few is not None:
+            return few
         flat = torch.nn.functional.linear(x.reshape(-1, x.shape[-1]), self.weight, self.bias)
         return flat.view(*x.shape[:-1], self.out_features)
+
+
+class Int8Linear(PackedModule):
+    """A linear layer whose weight has been made int8, with a scale for every 64 columns of a row:
+    for what reads much memory a token, a model's head. Activations keep their dtype.
+
+    Attributes:
+        values, scales: int8 [N, K] and bf16 [N, groups] of :func:`amxq.ops.dense.quantize_rows`.
+        bias: [N], or None.
+    """
+
+    packed_names = ("values", "scales")
+    values: torch.Tensor
+    scales: torch.Tensor
+    bias: torch.Tensor | None
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        """Quantises weight [N, K]; raises what quantize_rows raises."""
+        super().__init__()
+        values, scales = quantize_rows(weight.detach())
+        self.out_features, self.in_features = values.shape
+        self.register_buffer("values", values)
+        self.register_buffer("scales", scales)
+        self.register_buffer("bias", None if bias is None else bias.detach())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [..., K] -> [..., N]."""
+        if x.numel() > MANY_ROWS * self.in_features or (
+            x.requires_grad and torch.is_grad_enabled()
+        ):
+            blocks = zip(self.values.split(BLOCK), self.scales.split(BLOCK), strict=True)
+            linear = torch.nn.functional.linear
+            y = torch.cat([linear(x, dequantize_rows(*b, x.dtype)) for b in blocks], -1)
+            return y if self.bias is None else y + self.bias
+        call = torch.ops.amxq.int8_weight_linear if observed() else int8_weight_linear
+        return call(x, self.values, self.scales, self.bias)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the quantised weight."""
+        return self.values.nbytes + self.scales.nbytes
+
+    def extra_repr(self) -> str:
+        """What repr(model) shows of the layer."""
+        return f"in_features={self.in_features}, out_features={self.out_features}"

@@ -255,6 +255,9 @@ class Evaluator(Builder):
             old[i] = before
         return old
 
+    def on_prefetch(self, op: hw.Prefetch) -> None:
+        """Changes nothing but the time that a read takes."""
+
     def on_print(self, op: ops.Print) -> None:
         place = ", ".join(map(str, self.program))
         for i in np.ndindex(shape_of(op.values[0].type) if op.values else ()):

@@ -91,5 +91,6 @@ from amxq.language.memory import (
     load,
     make_block_ptr,
     make_tensor_descriptor,
+    prefetch,
     store,
 )

@@ -45,6 +45,13 @@ def store(
 
 
 @builtin
+def prefetch(pointer: Any) -> None:
+    """A hint: the cache line that the scalar ``pointer`` points into will be read soon. Any address
+    may be given, as nothing is read. Processors fetch ahead by themselves where addresses follow
+    one another; this is for reads that jump, from row to row."""
+
+
+@builtin
 def make_block_ptr(
     base: Any, shape: Any, strides: Any, offsets: Any, block_shape: Any, order: Any = None
 ) -> Any:

@@ -465,6 +465,9 @@ class Vectorizer:
     def on_compare_exchange(self, op: ops.CompareExchange) -> None:
         effects.compare_exchange(self, op)
 
+    def on_prefetch(self, op: hw.Prefetch) -> None:
+        self.b.emit(hw.Prefetch, pointer=self.scalars[op.pointer], locality=op.locality)
+
     def on_print(self, op: ops.Print) -> None:
         effects.print_values(self, op)
 

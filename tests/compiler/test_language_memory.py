@@ -39,6 +39,34 @@ def masked_copy(x, y, n, BLOCK: tl.constexpr, OTHER: tl.constexpr):
     tl.store(y + at, value, mask=at < n + 3)
 
 
+@amxq.jit
+def prefetching_copy(x, y, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK
+    tl.prefetch(x + at + BLOCK)
+    tl.prefetch(x + (1 << 40))  # nothing is there
+    for i in tl.range(0, BLOCK):
+        tl.prefetch(y + at + i)
+        tl.store(y + at + i, tl.load(x + at + i))
+
+
+def test_prefetch_is_a_hint(on: str) -> None:
+    x, y = numbers(torch.float32, 64), torch.zeros(64)
+    prefetching_copy[(4,)](x, y, 64, BLOCK=16)
+    assert torch.equal(x, y)
+    if hasattr(compiled := prefetching_copy.warmup(x, y, 64, BLOCK=16), "asm"):
+        assert compiled.asm["asm"].count("prefetcht0") >= 3
+
+
+@amxq.jit
+def prefetching_a_tile(x):
+    tl.prefetch(x + tl.arange(0, 16))
+
+
+def test_prefetch_takes_one_pointer() -> None:
+    with pytest.raises(amxq.errors.CompilationError, match="one pointer"):
+        prefetching_a_tile[(1,)](torch.zeros(16))
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("block", [16, 64, 12])
 def test_masked_tails_of_every_type(on: str, dtype: torch.dtype, block: int) -> None:

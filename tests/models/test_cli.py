@@ -47,7 +47,7 @@ def test_generate_streams_text_and_reports(folder: str) -> None:
 
 def test_generate_without_streaming_prints_the_same(folder: str) -> None:
     words = ("generate", folder, "--prompt", "sky is", "--max-new-tokens", "5", "--target", "auto")
-    words += ("--precision", "int8")
+    words += ("--precision", "int8", "--head", "int8")
     streamed, whole = amxq_command(*words, "--stream"), amxq_command(*words, "--no-stream")
     assert streamed.returncode == whole.returncode == 0, streamed.stderr + whole.stderr
     assert streamed.stdout == whole.stdout

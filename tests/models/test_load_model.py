@@ -14,7 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import amxq
-from amxq.errors import CheckpointError, QuantizationConfigError, TargetError
+from amxq.errors import ArgumentError, CheckpointError, QuantizationConfigError, TargetError
+from amxq.integrations.modules import Int8Linear
 from amxq.runtime import targets
 
 #: 4-bit folders of the AutoRound, GPTQ and AWQ exporters for tiny-llama and tiny-qwen2.
@@ -102,6 +103,24 @@ def test_logits_int8(fixture: Callable[[str], Path], name: str) -> None:
     found, reference = logits(fixture(name), torch.float32, "int8")
     difference = np.linalg.norm(found - reference["logits_fp32"])
     assert 1e-4 < difference / np.linalg.norm(reference["logits_fp32"]) < 0.02
+
+
+def test_head_in_int8(fixture: Callable[[str], Path]) -> None:
+    folder = fixture("ar-ar-g128-sym")  # its head is tied to the embedding
+    plain, _ = amxq.load_model(folder, target="auto", dtype=torch.float32)
+    model, _ = amxq.load_model(folder, target="auto", dtype=torch.float32, head="int8")
+    assert type(model.lm_head) is Int8Linear
+    assert torch.equal(model.model.embed_tokens.weight, plain.model.embed_tokens.weight)
+    model.tie_weights()
+    ids = torch.arange(3, 11)[None]
+    with torch.inference_mode():
+        got, want = model(ids).logits, plain(ids).logits
+    assert 1e-3 < (got - want).norm() / want.norm() < 0.01
+    assert "lm_head: 8-bit" in str(model.amxq_summary)
+    more = model.amxq_summary.packed_bytes - plain.amxq_summary.packed_bytes
+    assert more == model.lm_head.nbytes
+    with pytest.raises(ArgumentError, match="'int4'"):
+        amxq.load_model(folder, target="auto", head="int4")
 
 
 def test_summary(fixture: Callable[[str], Path]) -> None:
