@@ -26,7 +26,7 @@ from amxq.ops.multi import bound_multi_linear
 from amxq.ops.rotary import can_rotate, rotate
 
 TRIAL = "amxq_trial"
-_CACHE_NAMES = ("cache", "past_key_values")  # transformers has renamed the argument
+CACHE_NAMES = ("cache", "past_key_values")  # transformers has renamed the argument
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
@@ -68,7 +68,7 @@ class FusedAttention(torch.nn.Module):
         if "q_norm" in modules:
             q, k = modules["q_norm"](q), modules["k_norm"](k)  # type: ignore[misc]
         q, k = rotate(q, k, *position_embeddings)
-        for name in _CACHE_NAMES:
+        for name in CACHE_NAMES:
             cache = kwargs.pop(name, None)
             if cache is not None:
                 k, v = cache.update(k, v, self.layer_idx, kwargs=kwargs)
@@ -118,7 +118,11 @@ class FusedAttention(torch.nn.Module):
 
     def __reduce__(self) -> Any:
         """For copies and pickles: the class is made anew, and binds its own tensors."""
-        return _new, (FusedAttention, type(self).__mro__[2]), self.__dict__ | {"_bound": ((), None)}
+        return (
+            new_instance,
+            (FusedAttention, type(self).__mro__[2]),
+            self.__dict__ | {"_bound": ((), None)},
+        )
 
 
 class FusedLayer(torch.nn.Module):
@@ -140,7 +144,7 @@ class FusedLayer(torch.nn.Module):
         )
 
     def __reduce__(self) -> Any:
-        return _new, (FusedLayer, type(self).__mro__[2]), self.__dict__
+        return new_instance, (FusedLayer, type(self).__mro__[2]), self.__dict__
 
 
 @functools.cache
@@ -149,7 +153,8 @@ def fused(mixin: Any, kind: Any) -> Any:
     return type(kind.__name__, (mixin, kind), {"__module__": kind.__module__})
 
 
-def _new(mixin: Any, kind: Any) -> Any:
+def new_instance(mixin: Any, kind: Any) -> Any:
+    """An empty module of that class, for copies and pickles."""
     made = fused(mixin, kind)
     return made.__new__(made)
 
@@ -219,21 +224,21 @@ def _try_attention(module: Any) -> dict[str, Any] | None:
         return q.transpose(1, 2).contiguous(), None
 
     head = module.head_dim
-    q, k, v = (_random(width, 8) for width in (2 * head, head, head))
+    q, k, v = (random(width, 8) for width in (2 * head, head, head))
     small = {
         name: functools.partial(torch.nn.functional.linear, weight=weight)
-        for name, weight in zip(_PROJECTIONS, (q, k, v, _random(8, 2 * head)), strict=True)
+        for name, weight in zip(_PROJECTIONS, (q, k, v, random(8, 2 * head)), strict=True)
     }
     names = inspect.signature(module.forward).parameters
     given = {
-        "hidden_states": _random(1, 3, 8),
-        "position_embeddings": (_random(1, 3, head), _random(1, 3, head)),
-        "attention_mask": _random(1, 1, 3, 3),
+        "hidden_states": random(1, 3, 8),
+        "position_embeddings": (random(1, 3, head), random(1, 3, head)),
+        "attention_mask": random(1, 1, 3, 3),
         "position_ids": torch.arange(3, device="cpu")[None],
         "use_cache": True,
-        next((name for name in _CACHE_NAMES if name in names), "cache"): Cache(),
+        next((name for name in CACHE_NAMES if name in names), "cache"): Cache(),
     }
-    old, new = _with_modules(module, small), _with_modules(module, small)
+    old, new = with_modules(module, small), with_modules(module, small)
     new.__class__ = fused(FusedAttention, module.__class__)
     new._covers = lambda *_: True
     new._projected = lambda x: tuple(small[name](x) for name in _PROJECTIONS[:3])
@@ -271,26 +276,28 @@ def _try_layer(module: Any) -> dict[str, Any] | None:
         "post_attention_layernorm": torch.cos,
         "mlp": lambda x, residual=0.0: residual + x * x,
     }
-    old, new = _with_modules(module, small), _with_modules(module, small)
+    old, new = with_modules(module, small), with_modules(module, small)
     new.__class__ = fused(FusedLayer, module.__class__)
     new._covers = lambda: True
-    mask, angles = _random(1, 1, 3, 3), (_random(1, 3, 8), _random(1, 3, 8))
+    mask, angles = random(1, 1, 3, 3), (random(1, 3, 8), random(1, 3, 8))
     given = {"attention_mask": mask, "position_embeddings": angles, "use_cache": True}
     given |= {"position_ids": torch.arange(3, device="cpu")[None]}
-    for name in _CACHE_NAMES:
+    for name in CACHE_NAMES:
         if name in inspect.signature(module.forward).parameters:
             given[name] = object()
-    x = _random(1, 3, 8)
+    x = random(1, 3, 8)
     want, got = old(x, **given), new(x, **given)
     return {} if _alike((want, observed[:1]), (got, observed[1:])) else None
 
 
-def _random(*shape: int) -> torch.Tensor:
+def random(*shape: int) -> torch.Tensor:
+    """bf16 numbers for a trial, the same ones each time."""
     numbers = torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)), device="cpu")
     return numbers.to(torch.bfloat16)
 
 
-def _with_modules(module: Any, modules: dict[str, Any]) -> Any:
+def with_modules(module: Any, modules: dict[str, Any]) -> Any:
+    """A copy of a module with others, or functions, in the place of its own."""
     made = copy.copy(module)
     made.__dict__["_modules"] = module._modules | modules
     return made

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from amxq.integrations import decoder
+from amxq.integrations import decode, decoder
 from amxq.integrations.layers import Int4Linear
 from amxq.integrations.modules import FlatLinear, GatedMLP, RmsNorm, plain_rms_norm
 from amxq.ops.gated import ACTIVATIONS
@@ -46,6 +46,9 @@ def fuse(model: torch.nn.Module) -> dict[str, int]:
         for module in model.modules():
             if decoder.fuse(module, kind, known):
                 count[kind.__name__] = count.get(kind.__name__, 0) + 1
+    for module in list(model.modules()):
+        if decode.fuse(module):
+            count["FusedModel"] = count.get("FusedModel", 0) + 1
     return count
 
 

@@ -59,6 +59,12 @@ class InterpretedKernel:
         finally:
             interpreting.reset(before)
 
+    def bind(
+        self, grid: tuple[int, int, int], args: Sequence[Any], threads: int
+    ) -> Callable[[], None]:
+        """A launch, ready to be called."""
+        return functools.partial(self.launch, grid, args)
+
 
 class _Program:
     """The program that runs: its numbers, and the typing rules bound to them."""

@@ -120,6 +120,15 @@ class BoundCall:
         )
         return y
 
+    def launches(
+        self, x: int, y: int, residual: int | None = None
+    ) -> tuple[list[schedule.Launch], list[torch.Tensor]]:
+        """The same for one row at address x, with the result at y, as launches: see
+        :meth:`schedule.Plan.launches`."""
+        plan = self._plan(1, get_target(), residual is not None)
+        result = (*self._bias, *(() if residual is None else (residual,)), y)
+        return plan.launches(x, self._weight, result, (1, self.N, self.K, self.group))
+
 
 def bound(call: BoundCall | None, general: Bound, *held: object) -> Bound:
     """``call`` where it serves, else ``general``, which is the same calculation for any x.

@@ -70,19 +70,25 @@ def bound_gated_linear(
     gate: PackedWeight, up: PackedWeight, activation: str, precision: str
 ) -> Bound:
     """:func:`gated_linear` of these weights, for many calls: they are checked here only."""
-    sizes = N, K, group = _check_weights(gate, up, activation)
-    check_precision(precision)
-    operands = schedule.Operands(gate.scales.dtype, gate.zeros is not None)
 
     def general(x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         y = gated_linear(x, gate, up, activation=activation, precision=precision)
         return y if residual is None else y + residual
 
+    return bound(bound_call(gate, up, activation, precision), general)
+
+
+def bound_call(gate: PackedWeight, up: PackedWeight, activation: str, precision: str) -> BoundCall:
+    """The call of weights that this checks."""
+    sizes = N, K, group = _check_weights(gate, up, activation)
+    check_precision(precision)
+    operands = schedule.Operands(gate.scales.dtype, gate.zeros is not None)
+
     def plan(M: int, target: str, residual: bool) -> schedule.Plan:
         return _plan(M, K, N, group, target, operands, torch.bfloat16, precision, activation)
 
     weight = tuple(t for w in (gate, up) for t in w if t is not None)
-    return bound(BoundCall(sizes, weight, None, plan), general)
+    return BoundCall(sizes, weight, None, plan)
 
 
 def _cpu(

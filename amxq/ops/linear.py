@@ -94,7 +94,7 @@ def linear(
             return y
     y = _dispatched(x, qweight, scales, zeros, perm, bias, residual, precision, out)
     if call is None and scales is not None and qweight.dtype is torch.uint8:
-        remembered.remember(_bound_call, precision, qweight, scales, zeros, perm, bias)
+        remembered.remember(bound_call, precision, qweight, scales, zeros, perm, bias)
     return y
 
 
@@ -250,10 +250,10 @@ def bound_linear(packed: PackedWeight, bias: torch.Tensor | None, precision: str
     def general(x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         return _dispatched(x, *packed, bias, residual, precision, None)
 
-    return bound(_bound_call(precision, *packed, bias), general)
+    return bound(bound_call(precision, *packed, bias), general)
 
 
-def _bound_call(
+def bound_call(
     precision: str,
     qweight: torch.Tensor,
     scales: torch.Tensor,

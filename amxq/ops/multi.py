@@ -61,7 +61,7 @@ def multi_linear(
         TargetError: this CPU cannot run the target that was asked for.
     """
     weights = _as_weights(weights)
-    y = _joined(x, weights, _joint_bias(weights, biases), precision)
+    y = _joined(x, weights, joint_bias(weights, biases), precision)
     widths = [w.out_features for w in weights]
     return y.split(widths, -1)  # type: ignore[no-any-return]
 
@@ -73,27 +73,39 @@ def bound_multi_linear(
 ) -> Callable[[torch.Tensor], tuple[torch.Tensor, ...]]:
     """:func:`multi_linear` of these weights, for many calls: they are checked here only."""
     weights = _as_weights(weights)
-    joint, bias = _join(weights), _joint_bias(weights, biases)
-    _common_perm([w.perm for w in weights])
-    check_precision(precision)
+    bias = joint_bias(weights, biases)
+    fast, memory = bound_call(weights, bias, precision)
     widths = [w.out_features for w in weights]
 
     def general(x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         assert residual is None
         return _joined(x, weights, bias, precision)
 
-    def plan(M: int, target: str, residual: bool) -> schedule.Plan:
-        kind = None if bias is None else bias.dtype
-        return joint.plan(M, target, kind, torch.bfloat16, precision)
-
-    sizes, memory = (joint.N, joint.K, joint.group), (*joint.first, joint.table)
-    fast = BoundCall(sizes, memory, bias, plan) if weights[0].perm is None else None
     call = bound(fast, general, memory)  # general holds the weights
 
     def split(x: torch.Tensor) -> Any:
         return call(x).split(widths, -1)
 
     return split
+
+
+def bound_call(
+    weights: Sequence[PackedWeight], bias: torch.Tensor | None, precision: str
+) -> tuple[BoundCall | None, tuple[torch.Tensor, ...]]:
+    """The call of weights, which are checked, with their joint bias, if there can be one; and what
+    has to live as long, beside weights and bias."""
+    joint = _join(weights)
+    _common_perm([w.perm for w in weights])
+    check_precision(precision)
+
+    def plan(M: int, target: str, residual: bool) -> schedule.Plan:
+        kind = None if bias is None else bias.dtype
+        return joint.plan(M, target, kind, torch.bfloat16, precision)
+
+    sizes, memory = (joint.N, joint.K, joint.group), (*joint.first, joint.table)
+    if weights[0].perm is not None:
+        return None, memory  # activations are put into order first
+    return BoundCall(sizes, memory, bias, plan), memory
 
 
 def _joined(
@@ -313,7 +325,7 @@ def _common_perm(perms: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
     return first
 
 
-def _joint_bias(
+def joint_bias(
     weights: Sequence[PackedWeight], biases: Sequence[torch.Tensor | None] | None
 ) -> torch.Tensor | None:
     """The biases side by side, zeros for those that are None; None if all are."""

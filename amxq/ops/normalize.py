@@ -44,7 +44,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         raise LayoutError("x or weight is not a contiguous CPU tensor: use .contiguous()")
     y = torch.empty_like(x)
     M = x.numel() // N
-    kernel = _kernel(get_target(), x.dtype)
+    kernel = compiled(get_target(), x.dtype)
     kernel.launch((M, 1, 1), (x.data_ptr(), weight.data_ptr(), y.data_ptr(), N, eps))
     return y
 
@@ -58,7 +58,8 @@ torch.library.register_fake("amxq::rms_norm", _fake, lib=_library)
 
 
 @functools.cache
-def _kernel(target: str, dtype: torch.dtype) -> Launchable:
+def compiled(target: str, dtype: torch.dtype) -> Launchable:
+    """The kernel for x of this dtype."""
     from amxq_kernels.normalize import rms_norm as kernel
 
     pointer = pointers()[dtype]

@@ -35,6 +35,10 @@ BAND_BYTES = 1 << 20
 """Activations of one band: they stay in the L2 cache (1 to 2 MB a core) while panels stream by."""
 
 
+Launch = tuple[Launchable, tuple[int, int, int], tuple[Any, ...]]
+"""A kernel, its grid and its arguments."""
+
+
 class Operands(NamedTuple):
     """What a kernel takes beside the activations.
 
@@ -85,31 +89,52 @@ class Plan:
         result: Sequence[int],
         sizes: tuple[int, int, int, int],
     ) -> None:
-        """Prepares x, contiguous rows of K, as the kernel wants it, and launches.
+        """Prepares x, contiguous rows of K, as the kernel wants it, and launches: see
+        :meth:`launches`."""
+        launches, _memory = self.launches(x.data_ptr(), weight, result, sizes)
+        for kernel, grid, arguments in launches:
+            kernel.launch(grid, arguments)
+
+    def launches(
+        self,
+        given: int,
+        weight: Sequence[int],
+        result: Sequence[int],
+        sizes: tuple[int, int, int, int],
+    ) -> tuple[list[Launch], list[torch.Tensor]]:
+        """What has to be launched, and memory for prepared activations that it needs.
 
         Args:
+            given: address of contiguous rows of K.
             weight, result: addresses that the kernel takes before and after what belongs to x.
             sizes: M, N, K and the group size.
         """
         M, N, K, group = sizes
         rows, stride, blocks = M, K, K // self.block_k
-        extra: tuple[int, ...] = ()
+        x, extra = given, tuple[int, ...]()
+        launches: list[Launch] = []
+        memory: list[torch.Tensor] = []
         if self.prepare is not None:
-            rows, given = self.rows, x.data_ptr()
+            rows = self.rows
             if self.int8:
                 stride = padded_stride(K, torch.int8)
-                x = torch.empty((rows, stride), dtype=torch.int8, device="cpu")
+                memory.append(torch.empty((rows, stride), dtype=torch.int8, device="cpu"))
                 factors = torch.empty((2, blocks, rows), dtype=torch.float32, device="cpu")
                 extra = factors.data_ptr(), factors.data_ptr() + 4 * blocks * rows
+                memory.append(factors)
             else:
                 stride = padded_stride(K, torch.bfloat16)
-                x = torch.empty((self.splits * rows, stride), dtype=torch.bfloat16, device="cpu")
+                shape = self.splits * rows, stride
+                memory.append(torch.empty(shape, dtype=torch.bfloat16, device="cpu"))
                 if self.sums:
                     factors = torch.empty((rows, blocks), dtype=torch.float32, device="cpu")
                     extra = (factors.data_ptr(),)
-            self.prepare.launch((rows, 1, 1), (given, x.data_ptr(), *extra, M, K, stride))
+                    memory.append(factors)
+            x = memory[0].data_ptr()
+            launches.append((self.prepare, (rows, 1, 1), (given, x, *extra, M, K, stride)))
         numbers = M, rows, stride, N, K, group, self.grid[0]
-        self.kernel.launch(self.grid, (x.data_ptr(), *weight, *extra, *result, *numbers))
+        launches.append((self.kernel, self.grid, (x, *weight, *extra, *result, *numbers)))
+        return launches, memory
 
 
 @functools.lru_cache(maxsize=4096)

@@ -79,6 +79,10 @@ class Launchable(Protocol):
         self, grid: tuple[int, int, int], args: Sequence[Any], num_threads: int | None = None
     ) -> None: ...
 
+    def bind(
+        self, grid: tuple[int, int, int], args: Sequence[Any], threads: int
+    ) -> Callable[[], Any]: ...
+
 
 class CompiledKernel:
     """A kernel for one target and one choice of argument types and constants.
@@ -285,6 +289,20 @@ class CompiledKernel:
             self._serial(data)
         else:
             self._parallel(self._parallel_entry, data, threads, 0)
+
+    def bind(
+        self, grid: tuple[int, int, int], args: Sequence[Any], threads: int
+    ) -> Callable[[], Any]:
+        """A launch, ready to be called many times: on ``threads`` threads, whatever torch says by
+        then. As for :meth:`launch`, the memory is the caller's to hold."""
+        self.prepare()
+        programs = grid[0] * grid[1] * grid[2]
+        data = self._pack(*grid, *self._omp, *args)
+        if min(threads, programs) <= 1:
+            return functools.partial(self._serial, data)
+        return functools.partial(
+            self._parallel, self._parallel_entry, data, min(threads, programs), 0
+        )
 
 
 @functools.cache
