@@ -35,9 +35,10 @@ if TYPE_CHECKING:
     from amxq.passes.control import Loop
     from amxq.passes.vectorize import Vectorizer
 
-PREFETCH = 4096
-"""Bytes ahead of the weight stream: from memory, one row, 9 to 10 → 12 GB/s (Emerald Rapids,
-2026-11-30, docs/amx.md)."""
+PREFETCH = ((8192, 2), (512, 3))
+"""Bytes ahead of the weight stream, and the locality: far ahead into the second-level cache, as the
+first has too few buffers for all lines that memory owes, then from there into the first (Emerald
+Rapids, 2026-12-01, docs/performance.md)."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,10 @@ def dequantise(v: Vectorizer, source: Value, panel: Value, form: Form) -> None:
     for kb in range(form.depth // 8):
         step, byte = divmod(8 * form.size * kb, form.width)  # of a row of the other operand
         for half in range(2):
-            ahead = b.addptr(source, b.i64(kb * BLOCK_BYTES + 64 * half + PREFETCH))
-            b.emit(hw.Prefetch, pointer=ahead, locality=3)
+            line = kb * BLOCK_BYTES + 64 * half
+            for ahead, locality in PREFETCH:
+                pointer = b.addptr(source, b.i64(line + ahead))
+                b.emit(hw.Prefetch, pointer=pointer, locality=locality)
             words = words_at(b, source, b.i64(kb), half)
             if table is None:
                 rows = int4_quads(b, words)
