@@ -57,7 +57,8 @@ def step(tokens, cache):
     global out
     with torch.inference_mode():
         out = model(tokens, past_key_values=cache, use_cache=True, logits_to_keep=1)
-        return out.logits[:, -1:].argmax(-1)
+        word = out.logits[0, -1].float().numpy().argmax()  # torch's own takes 0.7 ms in bf16
+        return torch.tensor([[int(word)]])
 
 def begin():
     return step(ids, None)

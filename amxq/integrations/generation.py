@@ -87,7 +87,7 @@ def generate(
     stream = _TextStream(tokenizer, on_text)
     begin = time.perf_counter()
     for row in _rows(model, made, max_new_tokens):
-        token = int(row.argmax())
+        token = int(row.float().numpy().argmax())  # torch's takes 0.7 ms for 150,000 bf16
         now = time.perf_counter()
         if made.token_ids:
             made.decode_seconds += now - begin
