@@ -32,7 +32,7 @@ from amxq.quantization.detect import folder_path
 from amxq.quantization.files import did_you_mean
 from amxq.quantization.names import some
 from amxq.quantization.scheme import LayerScheme
-from amxq.runtime import targets
+from amxq.runtime import memory, targets
 
 _log = logging.getLogger(__name__)
 
@@ -111,10 +111,23 @@ def _load(
         _guard(checkpoint, name, scheme)
     with ThreadPoolExecutor(1) as pool:
         verified = pool.submit(checkpoint.verify)  # while Python builds the model
-        model = skeleton.empty_model(folder, dtype, len(checkpoint.files))
-        names = skeleton.Names(model)
-        biased = _replace_layers(model, checkpoint, names, layers, precision)
+        model = _build(checkpoint, layers, dtype, precision, head)
+        tokenizer = skeleton.tokenizer(folder)
         verified.result()
+    memory.use_huge_pages()
+    return model, tokenizer
+
+
+def _build(
+    checkpoint: Checkpoint,
+    layers: Iterable[str],
+    dtype: torch.dtype,
+    precision: str,
+    head: str | None,
+) -> Any:
+    model = skeleton.empty_model(checkpoint.folder, dtype, len(checkpoint.files))
+    names = skeleton.Names(model)
+    biased = _replace_layers(model, checkpoint, names, layers, precision)
     _assign_plain(model, checkpoint, names, biased)
     skeleton.initialise_buffers(model)
     model.eval().requires_grad_(False)
@@ -122,7 +135,7 @@ def _load(
         _quantize_head(model)
     fuse(model)
     model.amxq_summary = _summarise(model, checkpoint, names)
-    return model, skeleton.tokenizer(folder)
+    return model
 
 
 def _guard(checkpoint: Checkpoint, name: str, scheme: LayerScheme) -> None:

@@ -26,6 +26,7 @@ from amxq.quantization.packed import SCALE_DTYPES, PackedWeight
 from amxq.quantization.packing import Format, pack_all
 from amxq.quantization.scheme import UNQUANTIZED, LayerScheme
 from amxq.quantization.stored import Parts, StoredLayer, stored_layer, stored_parts
+from amxq.runtime import memory
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +105,8 @@ class Checkpoint:
         return [name for name in self.files if name not in packed]
 
     def verify(self) -> None:
-        """Compare files with checksums, where the checkpoint has them.
+        """Compare files with checksums, where the checkpoint has them. Meanwhile tensors are read
+        without: call it in a thread, and use what was read when it returns.
 
         Raises:
             CheckpointError: a file has changed.
@@ -147,7 +149,9 @@ class Checkpoint:
             CheckpointError: no such layer, or its tensors are damaged.
             QuantizationConfigError: it is not 4-bit, or its settings are not supported.
         """
-        return pack_all([self._checked(prefix)])[0]
+        packed = pack_all([self._checked(prefix)])[0]
+        memory.use_huge_pages()
+        return packed
 
     def load_layers(self, prefixes: Iterable[str]) -> Iterator[tuple[str, PackedWeight]]:
         """Many quantised layers with their names, packed in batches, in the order given.

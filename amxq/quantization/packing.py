@@ -79,7 +79,9 @@ def pack(
         experts = (pack(q, s, z, g_idx=g, **options) for q, s, z, g in each)
         return stack_experts(experts, len(qweight))
     given = inputs.validate(qweight, scales, zeros, format, group_size, g_idx, allow_nonfinite)
-    return pack_all([given])[0]
+    packed = pack_all([given])[0]
+    memory.use_huge_pages()
+    return packed
 
 
 def pack_all(batch: Sequence[Inputs]) -> list[PackedWeight]:
