@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from amxq.errors import DTypeError, LayoutError, ShapeError
 from amxq.integrations.modules import FlatLinear, Int8Linear
@@ -41,6 +43,18 @@ def test_few_rows(on: str, shape: tuple[int, int, int]) -> None:
     for m in range(M):  # each row has the bits that it has alone
         alone = few_rows_linear(x[m], weight, bias)
         assert alone is not None and torch.equal(alone, got[m])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, FEW_ROWS), st.integers(1, 40), st.integers(4, 90), st.integers(1, 3))
+def test_any_shape(M: int, sixteens: int, N: int, threads: int) -> None:
+    torch.set_num_threads(threads)
+    x, weight = random(M, 16 * sixteens), random(N, 16 * sixteens)
+    got = few_rows_linear(x, weight, None)
+    assert got is not None and within_one_rounding(got, x, weight)
+    values, scales = quantize_rows(weight)
+    exact = dequantize_rows(values, scales, torch.float64)
+    assert within_one_rounding(int8_weight_linear(x, values, scales), x, exact)
 
 
 def test_what_torch_has_to_compute() -> None:
