@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import amxq
-from amxq.errors import AmxqError, ArgumentError
+from amxq.errors import AmxqError, ArgumentError, CheckpointError
 
 _DEFAULT_TOKENS = 128
 _ROOT = Path(__file__).resolve().parents[1]  # of a source checkout, or site-packages
@@ -217,6 +217,8 @@ def _inspect(arguments: argparse.Namespace) -> int:
     found = inspect_checkpoint(arguments.folder)
     text = json.dumps(found.as_dict(), indent=2) if arguments.json else None
     print(text or render(found, every_layer=arguments.all))
+    if not found.method and not found.layers:
+        raise CheckpointError(f"{str(arguments.folder)!r} is no checkpoint; see its problems above")
     return 0
 
 

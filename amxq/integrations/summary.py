@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from amxq.quantization.names import collapse
+from amxq.quantization.names import collapse, counted
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,10 @@ class LoadSummary:
 
     def __str__(self) -> str:
         """One line on amxq's layers, then one for each reason, with the layers it holds for."""
+        ours = counted(len(self.amxq_layers), "layer")
         lines = [
-            f"{len(self.amxq_layers)} layers on amxq ({_mib(self.packed_bytes)} packed), "
-            f"{len(self.unquantised)} linear layers unquantised; "
+            f"{ours} on amxq ({_mib(self.packed_bytes)} packed), "
+            f"{counted(len(self.unquantised), 'linear layer')} unquantised; "
             f"all other weights {_mib(self.plain_bytes)}"
         ]
         reasons: dict[str, list[str]] = defaultdict(list)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from amxq.quantization.inspect import Inspection, LayerRow
-from amxq.quantization.names import collapse, printable, split
+from amxq.quantization.names import collapse, counted, printable, split
 
 _TITLES = ("layer", "shape", "bits", "group", "sym", "format", "act order", "kernel", "bytes")
 _YES_NO = {True: "yes", False: "no", None: "-"}
@@ -50,8 +50,8 @@ def _tail(found: Inspection) -> list[str]:
     stored = sum(row.stored_bytes for row in found.layers)
     loaded = sum(row.packed_bytes for row in found.layers)
     return [
-        f"{len(found.layers)} layers, {_size(stored)} in files, {_size(loaded)} loaded; "
-        f"{found.other_tensors} other tensors, {_size(found.other_bytes)}",
+        f"{counted(len(found.layers), 'layer')}, {_size(stored)} in files, {_size(loaded)} loaded; "
+        f"{counted(found.other_tensors, 'other tensor')}, {_size(found.other_bytes)}",
         f"amxq.load_model: {found.verdict}",
     ]
 

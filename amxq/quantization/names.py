@@ -58,3 +58,8 @@ def _ranges(numbers: Sequence[int]) -> str:
         else:
             spans.append([number, number])
     return "[" + ",".join(str(a) if a == b else f"{a}-{b}" for a, b in spans) + "]"
+
+
+def counted(number: int, what: str) -> str:
+    """``1 layer``, ``2 layers``."""
+    return f"{number} {what}{'' if number == 1 else 's'}"

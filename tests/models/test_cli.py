@@ -121,6 +121,13 @@ def test_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not list(folder.iterdir())
 
 
+def test_inspecting_what_is_no_checkpoint(tmp_path: Path) -> None:
+    for words in ((), ("--json",)):
+        done = amxq_command("inspect", str(tmp_path), *words)
+        assert done.returncode == 2 and "is no checkpoint" in done.stderr
+        assert "holds no quantization_config" in done.stdout
+
+
 def test_version() -> None:
     assert amxq_command("--version").stdout == f"amxq {amxq.__version__}\n"
 
