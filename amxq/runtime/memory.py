@@ -12,6 +12,7 @@ import math
 import mmap
 import os
 import threading
+import time
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -69,7 +70,8 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
 
 def use_huge_pages() -> threading.Thread | None:
-    """Put all tensors of :func:`empty` on huge pages, in a thread of lowest priority.
+    """Put all tensors of :func:`empty` on huge pages, in a thread of lowest priority
+    that sleeps nine tenths of the time.
 
     The contents stay as they are, and may be read and written meanwhile. Systems before Linux 6.1
     are only told that huge pages are welcome, and join small ones in their own time.
@@ -96,9 +98,12 @@ def _collapse(tensors: list[tuple[weakref.ref[mmap.mmap], int, int]]) -> None:
         if held is None:
             continue
         for page in range(address // _HUGE_PAGE * _HUGE_PAGE, address + size, _HUGE_PAGE):
-            if page != last and madvise(page, _HUGE_PAGE, _MADV_COLLAPSE):
+            if page == last:
+                continue
+            last, start = page, time.perf_counter()
+            if madvise(page, _HUGE_PAGE, _MADV_COLLAPSE):
                 madvise(page, _HUGE_PAGE, mmap.MADV_HUGEPAGE)
-            last = page
+            time.sleep(9 * (time.perf_counter() - start))  # who computes meanwhile has 9/10 of it
 
 
 def several_nodes() -> bool:
