@@ -22,6 +22,7 @@ import torch
 from amxq.errors import AmxqError
 from amxq.integrations.layers import Int4Linear
 from amxq.integrations.modules import GatedMLP
+from amxq.ops.bound import observed
 from amxq.ops.multi import bound_multi_linear
 from amxq.ops.rotary import can_rotate, rotate
 
@@ -95,7 +96,7 @@ class FusedAttention(torch.nn.Module):
             and x.dim() == 3
             and x.numel() > 0
             and not self.training
-            and not torch.compiler.is_compiling()
+            and not observed()
             and not (x.requires_grad and torch.is_grad_enabled())
             and type(angles) is tuple
             and len(angles) == 2

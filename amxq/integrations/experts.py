@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from operator import is_not
 from typing import Any
 
 import torch
 
 from amxq.errors import CheckpointError, ShapeError
-from amxq.integrations.layers import PackedModule
+from amxq.integrations.layers import PackedModule, address
+from amxq.ops.bound import observed
 from amxq.ops.checks import check_precision
 from amxq.ops.expert_bound import BoundExperts
+from amxq.ops.fused_moe import fused_moe
 from amxq.quantization.packed import PackedWeight
 
 _NAMES = ("qweight", "scales", "zeros", "perm")
@@ -87,14 +88,21 @@ class Int4Experts(PackedModule):
         self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
     ) -> torch.Tensor:
         """x [..., H], ids and weights [M, topk] -> [..., H]. Raises what amxq.fused_moe raises."""
-        before, call = self._bound
-        now = (self.precision, *self.options.values(), *self._buffers.values())
-        if len(before) != len(now) or any(map(is_not, before, now)):  # new, or changed since
-            biases, options = (self.w13_bias, self.w2_bias), self.options
-            call = BoundExperts(self.w13, self.w2, *biases, precision=self.precision, **options)
-            self._bound = (now, call)
+        options: dict[str, Any] = {"w13_bias": self.w13_bias, "w2_bias": self.w2_bias}
+        options |= self.options | {"precision": self.precision}
         rows = hidden_states.reshape(-1, hidden_states.shape[-1])
-        out: torch.Tensor = call(rows, top_k_weights, top_k_index)
+        if type(rows) is not torch.Tensor or observed():
+            out: torch.Tensor = fused_moe(
+                rows, self.w13, self.w2, top_k_weights, top_k_index, **options
+            )
+            return out.view(hidden_states.shape)
+        before, call = self._bound
+        tensors = self._buffers.values()
+        now = (self.precision, *self.options.values(), *map(id, tensors), *map(address, tensors))
+        if before != now:  # new, or changed since
+            call = BoundExperts(self.w13, self.w2, **options)
+            self._bound = (now, call)
+        out = call(rows, top_k_weights, top_k_index)
         return out.view(hidden_states.shape)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -8,9 +8,15 @@ from typing import Any
 import torch
 
 from amxq.errors import DTypeError, LayoutError, ShapeError
+from amxq.ops.bound import observed
 from amxq.ops.checks import check_precision
-from amxq.ops.linear import bound_linear
+from amxq.ops.linear import bound_linear, linear
 from amxq.quantization.packed import PackedWeight
+
+
+def address(tensor: torch.Tensor | None) -> int:
+    """Where its memory is; 0 for None."""
+    return 0 if tensor is None else tensor.data_ptr()
 
 
 class PackedModule(torch.nn.Module):
@@ -129,15 +135,21 @@ class Int4Linear(PackedModule):
 
     @property
     def state(self) -> tuple[object, ...]:
-        """Changes when another tensor or precision is put in place. It names tensors by their
-        ids, so what compares two states has to hold the first one's tensors."""
-        return self.precision, *map(id, self._buffers.values())
+        """Changes when another tensor or precision is put in place, or other memory under a tensor
+        (``.data = …``). It names tensors by their ids, so what compares two states has to hold the
+        first one's tensors."""
+        tensors = self._buffers.values()
+        return self.precision, *map(id, tensors), *map(address, tensors)
 
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """x [..., K] bf16, fp16 or fp32 -> [..., N] in x.dtype, with residual added, as
         amxq.linear does and with its errors."""
+        if type(x) is not torch.Tensor or observed():
+            return linear(
+                x, *self.packed, bias=self.bias, residual=residual, precision=self.precision
+            )
         before, call = self._bound
-        now = (self.precision, *map(id, self._buffers.values()))  # state, without the call
+        now = self.state
         if before != now:  # new, or changed since
             call = bound_linear(self.packed, self.bias, self.precision)
             self._bound = (now, call)

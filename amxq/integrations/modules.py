@@ -9,7 +9,7 @@ import torch
 from amxq.integrations.layers import Int4Linear, PackedModule
 from amxq.ops.bound import observed
 from amxq.ops.dense import dequantize_rows, few_rows_linear, int8_weight_linear, quantize_rows
-from amxq.ops.gated import ACTIVATIONS, bound_gated_linear
+from amxq.ops.gated import ACTIVATIONS, bound_gated_linear, gated_linear
 from amxq.ops.normalize import rms_norm
 
 MANY_ROWS = 16
@@ -66,6 +66,9 @@ class GatedMLP(torch.nn.Module):
         gate, up, down = self.gate_proj, self.up_proj, self.down_proj
         if gate.precision != up.precision:
             h = ACTIVATIONS[self.activation](gate(x)) * up(x)
+        elif type(x) is not torch.Tensor or observed():
+            options: Any = {"activation": self.activation, "precision": gate.precision}
+            h = gated_linear(x, gate.packed, up.packed, **options)
         else:
             before, call = self._bound
             now = (gate.state, up.state)

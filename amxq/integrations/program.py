@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from amxq.integrations.decoder import FusedLayer
-from amxq.integrations.layers import Int4Linear
+from amxq.integrations.layers import Int4Linear, address
 from amxq.integrations.modules import RmsNorm
 from amxq.ops import attend, gated, linear, multi, normalize
 from amxq.ops.bound import BoundCall
@@ -36,13 +36,12 @@ class Program:
 
     def __init__(self, model: Any) -> None:
         self._modules = list(model.modules())[1:]  # without the model, which holds this program
-        self._dicts = [model._modules] + [
-            d for m in self._modules for d in (m._modules, m._parameters, m._buffers) if d
-        ]
+        self._dicts = [model._modules] + [m._modules for m in self._modules if m._modules]
+        self._tensors = [d for m in self._modules for d in (m._parameters, m._buffers) if d]
         self._hooks = [h for m in self._modules for h in (m._forward_hooks, m._forward_pre_hooks)]
         self._int4 = [m for m in self._modules if isinstance(m, Int4Linear)]
         self._state = self._now()
-        self._held: list[object] = [list(d.values()) for d in self._dicts]
+        self._held: list[object] = [list(d.values()) for d in self._dicts + self._tensors]
         self._lock = threading.Lock()
         self._target, self._threads = self._state[:2]
         self._steps: list[tuple[_Calls, float, _Calls]] = []
@@ -54,11 +53,14 @@ class Program:
 
     def _now(self) -> tuple[Any, ...]:
         """Changes with everything that the launches depend on."""
-        tensors = itertools.chain.from_iterable([d.values() for d in self._dicts])
+        tensors = [t for d in self._tensors for t in d.values()]
+        children = itertools.chain.from_iterable([d.values() for d in self._dicts])
         return (
             get_target(),
             openmp.max_threads(),
+            list(map(id, children)),
             list(map(id, tensors)),
+            list(map(address, tensors)),  # .data = … puts other memory under the same tensor
             list(map(type, self._modules)),
             [m.precision for m in self._int4],
         )

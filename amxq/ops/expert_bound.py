@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from amxq.ops import expert_token
+from amxq.ops.bound import observed
 from amxq.ops.expert_checks import ROUTING_DTYPES, Sizes, check_activation
 from amxq.ops.expert_weights import ExpertWeights
 from amxq.ops.fused_moe import fused_moe
@@ -59,7 +60,7 @@ class BoundExperts:
             type(x) is not torch.Tensor
             or type(topk_ids) is not torch.Tensor
             or type(topk_weights) is not torch.Tensor
-            or torch.compiler.is_compiling()
+            or observed()
             or x.dtype is not torch.bfloat16
             or x.shape != (1, layer.H)
             or topk_ids.dtype is not torch.int64

@@ -269,3 +269,24 @@ def test_the_cache_is_one_of_transformers(runs: list[int]) -> None:
             m(torch.tensor([[4]]), use_cache=True, **{FIELD: cache})
     same(11)
     assert len(runs) == 311
+
+
+def test_other_memory_under_the_same_tensors(runs: list[int]) -> None:
+    """``.data = …``, as ``model.to(dtype)`` does it, frees what launches were bound to."""
+    model, plain = pair()
+    want = decoded(plain, 3)
+    assert close(decoded(model, 3), want)
+    for m in (model, plain):
+        layer = m.model.layers[1]
+        for tensor in (
+            layer.input_layernorm.weight,
+            m.model.norm.weight,
+            layer.mlp.down_proj.scales,
+            layer.mlp.gate_proj.scales,
+            layer.self_attn.q_proj.scales,
+        ):
+            tensor.data = tensor.data * 1.5
+    changed = decoded(plain, 3)
+    assert close(decoded(model, 3), changed) and not close(changed, want)
+    assert close(decoded(model.float().bfloat16(), 3), changed)
+    assert len(runs) == 9
