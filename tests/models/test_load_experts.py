@@ -87,23 +87,32 @@ FAMILIES = {
 }
 
 
-def quantised(tensor: torch.Tensor, group: int) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """A matrix [N, K] rounded to 4 bits: GPTQ's tensors (v1, symmetric), and its exact values."""
+def quantised(
+    tensor: torch.Tensor, group: int, order: int | None = None
+) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """A matrix [N, K] rounded to 4 bits: GPTQ's tensors (v1, symmetric), and its exact values.
+    With ``order`` columns are in groups as act order leaves them, by chance of this seed."""
     N, K = tensor.shape
-    scales = (tensor.reshape(N, K // group, group).abs().amax(-1) / 7).half()
+    groups = torch.arange(K) // group
+    if order is not None:
+        groups = groups[torch.randperm(K, generator=torch.Generator().manual_seed(order))]
+    largest = torch.stack([tensor[:, groups == g].abs().amax(-1) for g in range(K // group)], 1)
+    scales = (largest / 7).half()
     scales = torch.where(scales == 0, torch.ones_like(scales), scales)
-    wide = scales.float().repeat_interleave(group, 1)
+    wide = scales.float()[:, groups]
     q = (tensor / wide).round().clamp(-8, 7)
     nibbles = (q.T.reshape(K // 8, 8, N).long() + 8) << (4 * torch.arange(8)[None, :, None])
     words = nibbles.sum(1)
     words = torch.where(words >= 1 << 31, words - (1 << 32), words).int()
     zeros = torch.full((K // group, N // 8), 0x77777777, dtype=torch.int32)
-    return {"qweight": words, "qzeros": zeros, "scales": scales.T.contiguous()}, q * wide
+    stored = {"qweight": words, "qzeros": zeros, "scales": scales.T.contiguous()}
+    return stored | ({} if order is None else {"g_idx": groups.int()}), q * wide
 
 
-def write_family(folder: Path, name: str) -> Any:
+def write_family(folder: Path, name: str, desc_act: bool = False) -> Any:
     """A model of random weights, experts quantised and stored one by one as exporters do; returns
-    the model with the exact quantised values."""
+    the model with the exact quantised values. With desc_act each expert has an order of its own,
+    which gate and up share, as both see the same activations."""
     make, options = FAMILIES[name]
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(make(**SIZES, **options))
@@ -114,20 +123,22 @@ def write_family(folder: Path, name: str) -> Any:
     tensors = dict(model.state_dict())
     for key, value in list(tensors.items()):
         if key.endswith((".experts.gate_up_proj", ".experts.down_proj")):
-            _unfuse(tensors, key, value, model.get_submodule(key.rpartition(".")[0]))
+            _unfuse(tensors, key, value, model.get_submodule(key.rpartition(".")[0]), desc_act)
         elif key.endswith((".experts.gate_up_proj_bias", ".experts.down_proj_bias")):
             _unfuse_bias(tensors, key, value)
     folder.mkdir()
     save_file({k: v.contiguous().clone() for k, v in tensors.items()}, folder / "model.safetensors")
     config = model.config.to_dict() | {"architectures": [type(model).__name__]}
     config["quantization_config"] = {"quant_method": "gptq", "bits": 4, "group_size": 8}
-    config["quantization_config"] |= {"desc_act": False, "sym": True}
+    config["quantization_config"] |= {"desc_act": desc_act, "sym": True}
     (folder / "config.json").write_text(json.dumps(config))
     write_tokenizer(folder, False)
     return model
 
 
-def _unfuse(tensors: dict[str, torch.Tensor], key: str, value: torch.Tensor, module: Any) -> None:
+def _unfuse(
+    tensors: dict[str, torch.Tensor], key: str, value: torch.Tensor, module: Any, desc_act: bool
+) -> None:
     """One tensor of all experts into quantised ones of each; ``value`` becomes what they mean."""
     del tensors[key]
     stem, _, kind = key.rpartition(".")
@@ -140,7 +151,7 @@ def _unfuse(tensors: dict[str, torch.Tensor], key: str, value: torch.Tensor, mod
         else:
             parts = {"gate_proj": whole[::2], "up_proj": whole[1::2]}
         for part, matrix in parts.items():
-            stored, exact = quantised(matrix.clone(), 8)
+            stored, exact = quantised(matrix.clone(), 8, e if desc_act else None)
             matrix.copy_(exact)
             tensors |= {f"{stem}.{e}.{part}.{n}": t for n, t in stored.items()}
 
@@ -156,10 +167,10 @@ def _unfuse_bias(tensors: dict[str, torch.Tensor], key: str, value: torch.Tensor
             tensors[f"{stem}.{e}.up_proj.bias"] = value[e, 1::2]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_families_without_a_fixture(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "desc_act"), [*((n, False) for n in FAMILIES), ("olmoe", True)])
+def test_families_without_a_fixture(name: str, desc_act: bool, tmp_path: Path) -> None:
     """fp32 logits of the packed model are those of transformers with the same values."""
-    exact = write_family(tmp_path / name, name)
+    exact = write_family(tmp_path / name, name, desc_act)
     model, _ = amxq.load_model(tmp_path / name, dtype=torch.float32)
     ids = torch.tensor([[3, 9, 17, 40]])
     want = logits(exact, ids)
