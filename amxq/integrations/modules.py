@@ -10,6 +10,7 @@ from amxq.integrations.layers import Int4Linear, PackedModule
 from amxq.ops.bound import observed
 from amxq.ops.dense import dequantize_rows, few_rows_linear, int8_weight_linear, quantize_rows
 from amxq.ops.gated import ACTIVATIONS, bound_gated_linear, gated_linear
+from amxq.ops.gradient import differentiated
 from amxq.ops.normalize import rms_norm
 
 MANY_ROWS = 16
@@ -35,11 +36,9 @@ class RmsNorm(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., N] -> [..., N]."""
         weight: torch.Tensor = self._parameters["weight"]  # type: ignore[assignment]
-        if (
-            torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
-        ) or x.dtype != weight.dtype:
+        if differentiated(x, weight) or x.dtype != weight.dtype:
             return plain_rms_norm(x, weight, self.variance_epsilon)
-        if torch.compiler.is_compiling():
+        if observed():
             return torch.ops.amxq.rms_norm(  # type: ignore[no-any-return]
                 x.contiguous(), weight, self.variance_epsilon
             )
@@ -130,9 +129,7 @@ class Int8Linear(PackedModule):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., K] -> [..., N]."""
-        if x.numel() > MANY_ROWS * self.in_features or (
-            x.requires_grad and torch.is_grad_enabled()
-        ):
+        if x.numel() > MANY_ROWS * self.in_features or differentiated(x):
             blocks = zip(self.values.split(BLOCK), self.scales.split(BLOCK), strict=True)
             linear = torch.nn.functional.linear
             y = torch.cat([linear(x, dequantize_rows(*b, x.dtype)) for b in blocks], -1)

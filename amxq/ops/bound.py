@@ -10,6 +10,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 import torch
+from torch.autograd import forward_ad
+from torch.utils._device import DeviceContext
 
 from amxq.ops import schedule
 from amxq.runtime.targets import get_target
@@ -18,14 +20,22 @@ _KNOWN_SHAPES = 256
 
 
 def observed() -> bool:
-    """Whether torch is compiling, tracing or transforming, or a dispatch mode looks at what is
-    called: all of these have to see an operator of torch."""
+    """Whether torch is compiling, tracing, transforming or differentiating forwards, or a mode
+    looks at what is called: all of these have to see an operator of torch."""
     return (
         torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._functorch.peek_interpreter_stack() is not None
         or torch._C._is_tracing()
+        or forward_ad._current_level >= 0
+        or (torch._C._len_torch_function_stack() > 0 and _function_modes())
     )
+
+
+def _function_modes() -> bool:
+    """Whether there is a mode other than torch's default device, which makes new tensors only."""
+    stack = map(torch._C._get_function_stack_at, range(torch._C._len_torch_function_stack()))
+    return any(type(mode) is not DeviceContext for mode in stack)
 
 
 class Bound(Protocol):

@@ -12,6 +12,7 @@ from amxq.ops import expert_token
 from amxq.ops.checks import check_precision
 from amxq.ops.expert_layer import ExpertLayer
 from amxq.ops.expert_weights import weights_of
+from amxq.ops.gradient import differentiated
 from amxq.quantization.packed import PackedWeight
 from amxq.runtime.targets import get_target
 
@@ -91,12 +92,10 @@ def fused_moe(
                 f"{name} is a {type(weight).__name__}; expected an amxq.PackedWeight of stacked "
                 f"experts, as amxq.pack returns it"
             )
-    if torch.is_grad_enabled() and (
-        getattr(x, "requires_grad", False) or getattr(topk_weights, "requires_grad", False)
-    ):
+    if differentiated(x, topk_weights):
         raise LayoutError(
-            "x or topk_weights requires a gradient, which amxq.fused_moe has not: call it under "
-            "torch.no_grad()"
+            "x or topk_weights requires a gradient or has a tangent, which amxq.fused_moe has not: "
+            "call it under torch.no_grad(), and with primals"
         )
     try:
         return torch.ops.amxq.fused_moe(  # type: ignore[no-any-return]

@@ -13,6 +13,7 @@ from amxq.ops import schedule
 from amxq.ops.activations import ordered_rows
 from amxq.ops.bound import Bound, BoundCall, bound
 from amxq.ops.checks import check_activations, check_precision, check_weight
+from amxq.ops.gradient import differentiated
 from amxq.quantization.packed import PackedWeight
 from amxq.runtime.compiler import Launchable
 from amxq.runtime.targets import get_target
@@ -57,7 +58,7 @@ def gated_linear(
         TargetError: this CPU cannot run the target that was asked for.
     """
     _check_no_perm(gate, up)
-    if torch.is_grad_enabled() and x.requires_grad:
+    if differentiated(x):
         _check(x, gate, up, activation, precision)
         gated = one.linear(x, *gate, precision=precision)
         return ACTIVATIONS[activation](gated) * one.linear(x, *up, precision=precision)

@@ -19,7 +19,7 @@ from amxq.ops.checks import (
     check_precision,
     check_weight,
 )
-from amxq.ops.gradient import linear_with_gradient
+from amxq.ops.gradient import differentiated, linear_with_gradient
 from amxq.ops.raw import packed_once
 from amxq.quantization.packed import PackedWeight
 from amxq.runtime.targets import get_target
@@ -114,11 +114,7 @@ def _dispatched(
         refuse({"x": x, "qweight": qweight, "scales": scales}, precision)
     assert scales is not None
     try:
-        if torch.is_grad_enabled() and (
-            x.requires_grad
-            or getattr(bias, "requires_grad", False)
-            or (residual is not None and residual.requires_grad)
-        ):
+        if differentiated(x, bias, residual):
             if out is not None:
                 raise LayoutError("out= has no gradient: leave it out, or use torch.no_grad()")
             return linear_with_gradient(x, qweight, scales, zeros, perm, bias, residual, precision)

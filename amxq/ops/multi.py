@@ -12,7 +12,7 @@ from amxq.errors import AmxqError, DTypeError, LayoutError, ShapeError
 from amxq.ops import linear as one
 from amxq.ops import schedule
 from amxq.ops.activations import ordered_rows
-from amxq.ops.bound import BoundCall, bound
+from amxq.ops.bound import BoundCall, bound, observed
 from amxq.ops.checks import (
     PRECISIONS,
     check_activations,
@@ -20,6 +20,7 @@ from amxq.ops.checks import (
     check_precision,
     check_weight,
 )
+from amxq.ops.gradient import differentiated
 from amxq.quantization.packed import PackedWeight
 from amxq.runtime.targets import get_target
 
@@ -113,13 +114,15 @@ def _joined(
 ) -> torch.Tensor:
     """The results side by side."""
     qweights, scales, zeros, perms = (list(tensors) for tensors in zip(*weights, strict=True))
-    perm = _common_perm(perms)
     if any((z is None) != (zeros[0] is None) for z in zeros):
         raise LayoutError("some weights have zeros and others have none; expected the same of all")
     try:
-        if torch.is_grad_enabled() and (
-            x.requires_grad or (bias is not None and bias.requires_grad)
-        ):
+        perm, *others = perms
+        known = not observed() or all(other is perm for other in others)
+        if known:  # else there are no values to compare
+            perm = _common_perm(perms)
+        batched = torch._C._functorch.peek_interpreter_stack() is not None  # lists have no rule
+        if not known or batched or differentiated(x, bias):
             _common_sizes(weights)
             widths = [w.out_features for w in weights]
             parts = [None] * len(weights) if bias is None else bias.split(widths)

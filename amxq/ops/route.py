@@ -9,6 +9,7 @@ import torch
 
 from amxq.errors import ArgumentError, DTypeError, LayoutError, ShapeError
 from amxq.ir.types import F32, I32, I64, Type
+from amxq.ops.gradient import has_tangent
 from amxq.runtime.compiler import Launchable
 from amxq.runtime.jit import pointers
 from amxq.runtime.targets import get_target
@@ -68,6 +69,8 @@ def route(
     for name, value in {"topk": topk, "num_groups": num_groups, "topk_groups": topk_groups}.items():
         if not isinstance(value, (int, torch.SymInt)) and (value is not None or name == "topk"):
             raise ArgumentError(f"{name} is {value!r}; expected a whole number")
+    if has_tangent(logits, correction_bias):
+        raise LayoutError("logits has a tangent, which amxq.route has not: call it with primals")
     return torch.ops.amxq.route(  # type: ignore[no-any-return]
         logits,
         topk,
