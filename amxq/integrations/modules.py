@@ -38,9 +38,9 @@ class RmsNorm(torch.nn.Module):
         weight: torch.Tensor = self._parameters["weight"]  # type: ignore[assignment]
         if differentiated(x, weight) or x.dtype != weight.dtype:
             return plain_rms_norm(x, weight, self.variance_epsilon)
-        if observed():
+        if observed(x, weight):
             return torch.ops.amxq.rms_norm(  # type: ignore[no-any-return]
-                x.contiguous(), weight, self.variance_epsilon
+                x, weight, self.variance_epsilon
             )
         return rms_norm(x.contiguous(), weight, self.variance_epsilon)
 
@@ -134,7 +134,7 @@ class Int8Linear(PackedModule):
             linear = torch.nn.functional.linear
             y = torch.cat([linear(x, dequantize_rows(*b, x.dtype)) for b in blocks], -1)
             return y if self.bias is None else y + self.bias
-        call = torch.ops.amxq.int8_weight_linear if observed() else int8_weight_linear
+        call = torch.ops.amxq.int8_weight_linear if observed(x) else int8_weight_linear
         return call(x, self.values, self.scales, self.bias)
 
     @property

@@ -14,14 +14,15 @@ from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
 from amxq.ops import schedule
+from amxq.ops.checks import lazy
 from amxq.runtime.targets import get_target
 
 _KNOWN_SHAPES = 256
 
 
-def observed() -> bool:
-    """Whether torch is compiling, tracing, transforming or differentiating forwards, or a mode
-    looks at what is called: all of these have to see an operator of torch."""
+def observed(*tensors: torch.Tensor) -> bool:
+    """Whether torch is compiling, tracing, transforming or differentiating forwards, a mode looks
+    at what is called, or one of ``tensors`` is lazy: an operator of torch has to be called."""
     return (
         torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack() > 0
@@ -29,6 +30,7 @@ def observed() -> bool:
         or torch._C._is_tracing()
         or forward_ad._current_level >= 0
         or (torch._C._len_torch_function_stack() > 0 and _function_modes())
+        or any(map(lazy, tensors))
     )
 
 
@@ -66,6 +68,7 @@ class BoundCall:
         self.N, self.K, self.group = sizes
         self._weight = tuple(t.data_ptr() for t in weight)
         self._bias = () if bias is None else (bias.data_ptr(),)
+        self._lazy = any(map(lazy, weight)) or (bias is not None and lazy(bias))
         self._plan = plan
         # by x's shape, target, and whether there is a residual: the plan, y's shape, M
         self._known: dict[
@@ -80,7 +83,8 @@ class BoundCall:
             or not x.is_contiguous()
             or not x.is_cpu
             or (x.requires_grad and torch.is_grad_enabled())
-            or observed()
+            or self._lazy
+            or observed(x)
         ):
             return None
         key = x.shape, get_target(), residual is not None
@@ -102,6 +106,7 @@ class BoundCall:
                 or residual.shape != shape
                 or not residual.is_contiguous()
                 or not residual.is_cpu
+                or lazy(residual)
                 or (residual.requires_grad and torch.is_grad_enabled())
             ):
                 return None

@@ -125,6 +125,23 @@ def check_out(out: torch.Tensor, x: torch.Tensor, N: int) -> torch.Tensor:
     return out
 
 
+def lazy(tensor: torch.Tensor) -> bool:
+    """Whether the memory of a real tensor does not hold what it stands for: a negation that torch
+    carries out before it calls a kernel of an operator, or zeros without memory."""
+    return tensor.is_neg() or tensor._is_zerotensor()
+
+
+def check_writable(out: torch.Tensor) -> None:
+    """Raises LayoutError for what torch lets no operator write to."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise LayoutError("out= cannot be transformed by torch.func: leave it out")
+    if lazy(out):
+        raise LayoutError(
+            "out is a lazy negation or zero, whose memory holds other numbers; expected a tensor "
+            "of its own: use .clone()"
+        )
+
+
 def check_apart(out: torch.Tensor, **inputs: torch.Tensor | None) -> None:
     """Rows of the result are written while inputs are still read."""
     first = out.data_ptr()

@@ -53,7 +53,7 @@ def few_rows_linear(
         or not (x.is_cpu and weight.is_cpu and weight.is_contiguous())
         or not (bias is None or (bias.dtype is bf16 and bias.is_contiguous() and bias.is_cpu))
         or (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad))
-        or observed()
+        or observed(x, weight)
     ):
         return None
     x = x.contiguous()

@@ -60,7 +60,7 @@ class BoundExperts:
             type(x) is not torch.Tensor
             or type(topk_ids) is not torch.Tensor
             or type(topk_weights) is not torch.Tensor
-            or observed()
+            or observed(x, topk_weights, topk_ids)
             or x.dtype is not torch.bfloat16
             or x.shape != (1, layer.H)
             or topk_ids.dtype is not torch.int64

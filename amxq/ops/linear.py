@@ -18,6 +18,7 @@ from amxq.ops.checks import (
     check_out,
     check_precision,
     check_weight,
+    check_writable,
 )
 from amxq.ops.gradient import differentiated, linear_with_gradient
 from amxq.ops.raw import packed_once
@@ -114,9 +115,12 @@ def _dispatched(
         refuse({"x": x, "qweight": qweight, "scales": scales}, precision)
     assert scales is not None
     try:
-        if differentiated(x, bias, residual):
+        if differentiated(x, bias, residual, out):
             if out is not None:
-                raise LayoutError("out= has no gradient: leave it out, or use torch.no_grad()")
+                raise LayoutError(
+                    "out= has no gradient and no tangent: leave it out, or use torch.no_grad() and "
+                    "primals"
+                )
             return linear_with_gradient(x, qweight, scales, zeros, perm, bias, residual, precision)
         if out is None:
             return torch.ops.amxq.linear(  # type: ignore[no-any-return]
@@ -139,6 +143,8 @@ def _dispatched(
             given = {"x": x, "qweight": qweight, "scales": scales}
             options = {"zeros": zeros, "perm": perm, "bias": bias, "residual": residual, "out": out}
             refuse(given | {k: v for k, v in options.items() if v is not None}, precision)
+            if out is not None:
+                check_writable(out)
         raise
 
 

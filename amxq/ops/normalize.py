@@ -49,11 +49,15 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return y
 
 
+def _cpu(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return rms_norm(x.contiguous(), weight, eps)
+
+
 def _fake(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    return torch.empty_like(x)
+    return x.new_empty(x.shape)
 
 
-_library.impl("rms_norm", rms_norm, "CPU")
+_library.impl("rms_norm", _cpu, "CPU")
 torch.library.register_fake("amxq::rms_norm", _fake, lib=_library)
 
 

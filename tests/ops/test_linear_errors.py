@@ -97,6 +97,17 @@ WRONG = [
     ({"out": X.new_empty(3, N, device="meta")}, LayoutError, "out is .* on meta"),
     ({"out": 3}, DTypeError, "out is a int"),
     ({"out": X.new_empty(3, N).to_sparse()}, LayoutError, "out has layout"),
+    ({"out": X.new_empty(1, N).expand(3, N)}, LayoutError, r"strides \(0, 1\); .*contiguous"),
+    ({"out": X.new_empty(3 * N).as_strided((3, N), (1, 1))}, LayoutError, "contiguous"),
+    ({"out": X.new_empty(3, N)._neg_view()}, LayoutError, "out is a lazy negation.*clone"),
+    ({"out": torch._efficientzerotensor(3, N, dtype=X.dtype)}, LayoutError, "out is a lazy"),
+    ({"out": torch.empty(3, N, dtype=torch.complex64).conj()}, DTypeError, "complex64"),
+    (
+        {"x": X.float(), "out": torch.empty(3, N, dtype=torch.complex64).conj().imag},
+        LayoutError,
+        "out is a lazy negation",
+    ),
+    ({"out": X.new_empty(3, N).requires_grad_()}, LayoutError, "out= has no gradient"),
     # precision
     ({"precision": None}, ArgumentError, "precision is None"),
     ({"precision": ["bf16"]}, ArgumentError, "precision is "),

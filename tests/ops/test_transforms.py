@@ -3,6 +3,7 @@ modules of models, whose calls are bound and pass by torch otherwise."""
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -175,6 +176,45 @@ def test_weights_in_batches() -> None:
             got = torch.vmap(of(f))(q, s)
         for y, w in zip(got, weights, strict=True):
             torch.testing.assert_close(y, f(lambda x, w=w: amxq.linear(x, *w)))
+
+
+def test_out_is_not_transformed() -> None:
+    call = lambda x, out: amxq.linear(x, *W, out=out)  # noqa: E731
+    for transformed in (torch.vmap(call), torch.func.grad(lambda *a: call(*a).sum())):
+        with pytest.raises(LayoutError, match="out="):
+            transformed(randn(M, K), torch.empty(M, N))
+    with forward_ad.dual_level(), pytest.raises(LayoutError, match="no tangent"):
+        amxq.linear(forward_ad.make_dual(randn(M, K), randn(M, K)), *W, out=torch.empty(M, N))
+
+
+LAZY = {
+    "negated": lambda *shape: randn(*shape).bfloat16()._neg_view(),
+    "zeros": lambda *shape: torch._efficientzerotensor(shape, dtype=torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("kind", LAZY)
+@pytest.mark.parametrize("name", CALLS)
+def test_lazy_activations(name: str, kind: str) -> None:
+    """Of torch's tensors some stand for other numbers than their memory holds."""
+    call, x = CALLS[name][0], LAZY[kind](M, K)
+    if name in ("RmsNorm", "FlatLinear"):
+        call = copy.deepcopy(call).bfloat16()
+    assert torch.equal(call(x), call(x.clone() + 0))
+
+
+@pytest.mark.parametrize("kind", LAZY)
+def test_lazy_residuals_biases_and_scales(kind: str) -> None:
+    x, residual, bias = randn(M, K).bfloat16(), LAZY[kind](M, N), LAZY[kind](N)
+    scales = LAZY[kind](*W.scales.shape).half()
+    lazy = W._replace(scales=scales if kind == "zeros" else (-W.scales)._neg_view())
+    plain = lazy._replace(scales=lazy.scales.clone() + 0)
+    for weight, other in ((lazy, plain), (W, W)):
+        want = amxq.linear(x, *other, bias=bias + 0, residual=residual + 0)
+        for _ in range(4):
+            assert torch.equal(amxq.linear(x, *weight, bias=bias, residual=residual), want)
+        layer = Int4Linear(weight, bias)
+        assert torch.equal(layer(x, residual), want)
 
 
 class Listening(TorchFunctionMode):
