@@ -40,3 +40,41 @@ def test_examples_run(code: str, tmp_path: Path) -> None:
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_shares_of_the_roof_follow_from_the_tables() -> None:
+    """docs/performance.md: what the paragraph below the tables of amxq.linear says of them."""
+    text = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| amxq, (bf16|int8) \|(.*)\|$", text, re.MULTILINE)[:4]
+    first = re.search(r"^\| 1 thread \|(.*)\| error \|$", text, re.MULTILINE)
+    roof = re.search(
+        r"TDPBF16PS ([\d.]+), TDPBSSD\s+([\d.]+),.*reading memory ([\d.]+) .*two threads ([\d.]+)",
+        text,
+        re.DOTALL,
+    )
+    assert first is not None and roof is not None
+    columns = [int(re.findall(r"\d+", m)[-1]) for m in first[1].split("|")]
+    us = [
+        dict(
+            zip(columns, (int(re.findall(r"\d+", c)[0]) for c in row.split("|")[:-1]), strict=True)
+        )
+        for _, row in rows
+    ]
+    products, memory = [float(r) * 1e12 for r in roof.groups()[:2]], map(float, roof.groups()[2:])
+    gigabytes = 4096 * 4096 * (0.5 + 2 / 128) / 1e9
+    one, two = (
+        [gigabytes / (us[t + p][1] * 1e-6) / rate for p in (0, 1)]
+        for t, rate in zip((0, 2), memory, strict=True)
+    )
+    tiles = [
+        2 * 4096 * 4096 * m / (us[t + p][m] * 1e-6) / (threads * products[p])
+        for m, t, threads in ((128, 0, 1), (512, 2, 2))
+        for p in (0, 1)
+    ]
+    said = " ".join(text.split())
+    for claim in (
+        f"{one[0]:.0%} (bf16) and {one[1]:.0%} (int8) of the bandwidth, two to {two[0]:.0%}",
+        f"{tiles[0]:.0%} of TDPBF16PS and {tiles[1]:.0%} of TDPBSSD",
+        f"two threads to {tiles[2]:.0%} and {tiles[3]:.0%} of twice that",
+    ):
+        assert claim.replace("%", " %") in said, claim
