@@ -13,7 +13,7 @@ from amxq.frontend.semantic import Mistake, Semantic, describe
 from amxq.ir import hardware as hw
 from amxq.ir import ops
 from amxq.ir.ops import Value
-from amxq.ir.types import F32, I32, PointerType, element_of, scalar_of, shape_of
+from amxq.ir.types import I32, PointerType, element_of, scalar_of, shape_of
 
 HANDLERS: dict[Any, Callable[..., Any]] = {}
 
@@ -98,8 +98,13 @@ def _permute(sem: Semantic, tile: Any, *dims: Any) -> Value:
 @_implements(tl.trans)
 def _trans(sem: Semantic, tile: Any, *dims: Any) -> Value:
     rank = len(shape_of(sem.value(tile).type))
-    if dims or rank < 2:
+    if dims:
         return shapes.permute(sem, tile, _spread(dims))
+    if rank < 2:
+        raise Mistake(
+            f"cannot transpose {describe(sem.value(tile))}",
+            "expected a tile of rank 2 or 3; tile[:, None] makes a column of one of rank 1",
+        )
     return shapes.permute(sem, tile, (*range(rank - 2), rank - 1, rank - 2))
 
 
@@ -384,7 +389,7 @@ def _dot(
     input_precision: Any = None,
     allow_tf32: Any = None,
     max_num_imprecise_acc: Any = None,
-    out_dtype: Any = F32,
+    out_dtype: Any = None,
 ) -> Value:
     return sem.dot(a, b, acc, out_dtype)
 

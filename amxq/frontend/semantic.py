@@ -326,7 +326,7 @@ class Semantic:
             )
         return self.b.value(ops.Int4Order, x.type, operand=x)
 
-    def dot(self, a: Operand, b: Operand, acc: Operand | None, out_dtype: object = F32) -> Value:
+    def dot(self, a: Operand, b: Operand, acc: Operand | None, out_dtype: object = None) -> Value:
         a, b, acc = self.value(a), self.value(b), None if acc is None else self.value(acc)
         for name, tile in (("a", a), ("b", b)):
             if len(shape_of(tile.type)) not in (2, 3):
@@ -348,11 +348,18 @@ class Semantic:
             raise Mistake(f"dot of {shapes}: the {what} differ")
         if batch and right == "u4":
             raise Mistake(f"dot of {describe(a)} and an int4 tile", "int4 tiles have rank 2")
-        type_ = TileType((*batch, m, n), dot_element(a.type))
+        total = dot_element(a.type)
+        type_ = TileType((*batch, m, n), total)
+        shorter = [t for t in (BF16, F16, F32) if total.is_float and t.bits < total.bits]
+        if out_dtype not in (None, total, *shorter):
+            raise Mistake(
+                f"out_dtype of dot is {describe(out_dtype)}",
+                f"{left} adds up in {total}: expected {' or '.join(map(str, (total, *shorter)))}",
+            )
         if acc is not None and acc.type != type_:
             raise Mistake(f"acc of dot is {describe(acc)}, expected {type_}")
         product = self.b.value(ops.Dot, type_, lhs=a, rhs=b, acc=acc, lowering="")
-        return product if out_dtype == F32 else self.cast(product, out_dtype)
+        return product if out_dtype is None else self.cast(product, out_dtype)
 
     # --- control --------------------------------------------------------------------------
 

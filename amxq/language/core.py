@@ -231,16 +231,17 @@ def dot(
     input_precision: str | None = None,
     allow_tf32: bool | None = None,
     max_num_imprecise_acc: int | None = None,
-    out_dtype: Any = float32,
+    out_dtype: Any = None,
 ) -> Any:
     """a [M, K] · b [K, N] (+ acc [M, N]) in float32, in float64 where a and b are, or in int32
     where a is int8. Tiles of rank 3 are batches: [B, M, K] · [B, K, N] (+ [B, M, N]).
 
     a and b are both bf16, float16, float32 or float64, or a is bf16 and b an int4 tile (of rank
     2). Products of 16-bit numbers, and of a bf16 number and a 4-bit integer, are exact, so the
-    only rounding is that of the float32 sum. ``acc`` has the type that is added up in, and
-    ``out_dtype`` is what a float32 sum is converted to. float32 is always multiplied as such,
-    whatever ``input_precision`` and ``allow_tf32`` say.
+    only rounding is that of the float32 sum. ``acc`` has the type that is added up in;
+    ``out_dtype`` is that type, or a shorter floating one that float32 or float64 sums are
+    converted to. float32 is always multiplied as such, whatever ``input_precision`` and
+    ``allow_tf32`` say.
     An fp16 a multiplies an int4 b exactly too, on CPUs with AMX-FP16 only (compiled for
     "amx+fp16").
 

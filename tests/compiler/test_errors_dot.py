@@ -24,6 +24,48 @@ def inner_dimensions(x):
 
 @wrong(F32)
 @amxq.jit
+def integers_of_floats(x):
+    a = tl.zeros((8, 8), tl.float32)
+    tl.store(x, tl.dot(a, a, out_dtype=tl.int32))  # error: out_dtype .* i32 | f32 or bf16 or f16
+
+
+@wrong(F32)
+@amxq.jit
+def wider_than_the_sum(x):
+    a = tl.zeros((8, 8), tl.bfloat16)
+    tl.store(x, tl.dot(a, a, out_dtype=tl.float64))  # error: out_dtype .* f64 | bf16 adds up in f32
+
+
+@wrong(F32)
+@amxq.jit
+def no_type_of_a_dot(x):
+    a = tl.zeros((8, 8), tl.float64)
+    tl.store(x, tl.dot(a, a, out_dtype=64))  # error: out_dtype .* 64 | expected f64 or bf16
+
+
+@wrong(U8, BF16, F32)
+@amxq.jit
+def floats_of_integers(q, s, x):
+    b = tl.int4_tensor(q, s, None, [64, 64], 32, [32, 32]).load([0, 0])
+    a = tl.zeros((4, 32), tl.int8)
+    tl.store(x, tl.dot(a, b, out_dtype=tl.float32))  # error: out_dtype .* f32 | i8 adds up in i32
+
+
+@wrong(F32)
+@amxq.jit
+def transposed_vector(x):
+    a = tl.arange(0, 8)
+    tl.store(x, tl.trans(a))  # error: cannot transpose tile<8xi32> | tile\[:, None\]
+
+
+@wrong(F32)
+@amxq.jit
+def transposed_number(x):
+    tl.store(x, tl.load(x).T)  # error: cannot transpose f32 | rank 2 or 3
+
+
+@wrong(F32)
+@amxq.jit
 def dot_of_vectors(x):
     a, b = tl.zeros((8,), tl.float32), tl.zeros((8, 8), tl.float32)
     tl.store(x, tl.dot(a, b))  # error: a of dot is tile<8xf32>, expected a tile of rank 2 |

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 import amxq
 import amxq.language as tl
+from amxq.errors import CompilationError
 
 EPS = 2.0**-24
 
@@ -46,6 +49,31 @@ def test_dense_dots(on_each: str, shape: tuple[int, int, int], dtype: torch.dtyp
     out = torch.full((m, n), torch.nan)
     dense[(1,)](a, b, acc, out, M=m, N=n, K=k)
     check(out, a, b, acc)
+
+
+@amxq.jit
+def converted(a, out, TYPE: tl.constexpr):
+    n = tl.arange(0, 16)
+    x = tl.load(a + n[:, None] * 16 + n[None, :])
+    tl.store(out + n[:, None] * 16 + n[None, :], tl.dot(x, x, out_dtype=TYPE))
+
+
+@pytest.mark.parametrize("to", [None, tl.float64, tl.float32, tl.float16, tl.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_results_are_converted(on: str, dtype: torch.dtype, to: Any) -> None:
+    """The result's memory takes anything: values tell what they were converted to."""
+    a = torch.randn(16, 16, dtype=torch.float64).to(dtype)
+    out, total = torch.zeros(16, 16, dtype=torch.float64), torch.zeros(16, 16, dtype=torch.float64)
+    if to == tl.float64 and dtype != torch.float64:
+        with pytest.raises(CompilationError, match="out_dtype of dot is the type f64"):
+            converted[(1,)](a, out, to)
+        return
+    converted[(1,)](a, out, to)
+    converted[(1,)](a, total, None)
+    kinds = {tl.float16: torch.float16, tl.bfloat16: torch.bfloat16, tl.float32: torch.float32}
+    assert torch.equal(out, total.to(kinds.get(to, torch.float64)).double())
+    want = a.double() @ a.double()
+    assert (total - want).abs().max() < (1e-12 if dtype == torch.float64 else 1e-4)
 
 
 @amxq.jit
