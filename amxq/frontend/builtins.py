@@ -147,7 +147,11 @@ def _cdiv(sem: Semantic, x: Any, div: Any) -> Any:
 
 
 def _unary(kind: str) -> Callable[..., Any]:
-    return lambda sem, x: sem.unary(kind, x)
+    def handler(sem: Semantic, x: Any) -> Value:
+        return sem.unary(kind, x)
+
+    handler.__qualname__ = f"_{kind}"  # for messages
+    return handler
 
 
 HANDLERS |= {

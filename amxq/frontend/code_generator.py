@@ -19,7 +19,8 @@ from amxq.errors import CompilationError
 from amxq.frontend import control
 from amxq.frontend.builtins import HANDLERS, attribute
 from amxq.frontend.descriptors import Int4Tensor, TensorDescriptor
-from amxq.frontend.semantic import UNASSIGNABLE, Mistake, Semantic, describe
+from amxq.frontend.semantic import UNASSIGNABLE, Mistake, Semantic, describe, text_of
+from amxq.frontend.shapes import beyond
 from amxq.frontend.source import KernelSource
 from amxq.ir import hardware as hw
 from amxq.ir import ops
@@ -162,7 +163,7 @@ class CodeGenerator:
         except RecursionError:
             raise self.error(node, "this expression is nested too deeply") from None
         except (ArithmeticError, MemoryError, ValueError) as problem:  # of constants
-            raise self.error(node, _text(problem)) from None
+            raise self.error(node, text_of(problem)) from None
 
     def stmt_Expr(self, node: ast.Expr) -> None:
         if not isinstance(node.value, ast.Constant):  # a docstring does nothing
@@ -276,7 +277,7 @@ class CodeGenerator:
         try:
             return operation()
         except (ArithmeticError, MemoryError, TypeError, ValueError) as problem:
-            raise self.error(node, _text(problem)) from None
+            raise self.error(node, text_of(problem)) from None
 
     def expr_UnaryOp(self, node: ast.UnaryOp) -> Any:
         x = self.eval(node.operand)
@@ -378,11 +379,7 @@ class CodeGenerator:
     def combined(self, node: ast.Call, source: KernelSource, *args: Value) -> Any:
         result = self.inline(node, source, list(args), {})
         if not all(isinstance(op, (ops.Constant, *hw.POINTWISE)) for op in self.b.block.ops):
-            raise self.error(
-                node,
-                f"{source.name} does more than computing with its arguments",
-                "use tl.where instead of if; loads, stores and loops are not possible there",
-            )
+            raise beyond(source.name)
         return result
 
     def inline(
@@ -413,8 +410,3 @@ def _name(target: ast.expr, generator: CodeGenerator) -> str:
     if isinstance(target, ast.Name):
         return target.id
     raise generator.error(target, *UNASSIGNABLE)
-
-
-def _text(problem: BaseException) -> str:
-    name = type(problem).__name__
-    return f"{name}: {problem}" if str(problem) else name

@@ -58,6 +58,12 @@ def describe(value: object) -> str:
     return f"the {kind} {name}" if kind else f"a {type(value).__name__}"
 
 
+def text_of(problem: BaseException) -> str:
+    """An exception of Python's own, as an error message names it."""
+    name = type(problem).__name__
+    return f"{name}: {problem}" if str(problem) else name
+
+
 UNASSIGNABLE = (
     "only names can be assigned to",
     "tiles do not change; write to memory with tl.store(pointer + offsets, value)",

@@ -84,6 +84,15 @@ def _kept(sem: Semantic, x: Value, shape: tuple[int, ...], axes: Sequence[int]) 
     return reshape(sem, x, kept) if shape_of(x.type) else sem.broadcast_to(x, kept)
 
 
+def beyond(function: str) -> Mistake:
+    """What is said of a combine_fn of that name that does anything else than it may."""
+    return Mistake(
+        f"{function} does more than computing with its arguments",
+        "a combine_fn works element by element: use tl.where instead of if; loads, stores, loops "
+        "and the program's place in the grid are not possible there",
+    )
+
+
 def combine(
     sem: Semantic,
     kind: str,

@@ -32,6 +32,7 @@ from amxq.ir.types import (
     shape_of,
 )
 
+_OF_ELEMENTS = (ops.Constant, ops.Splat, *hw.POINTWISE)
 _Op = TypeVar("_Op", bound=Op)
 
 
@@ -55,8 +56,18 @@ class Evaluated(Value):
         return cls(type_, np.asarray(0, np.int64), memory)
 
 
+class Beyond(Exception):
+    """A combine_fn does what a compiled one could not."""
+
+
 class Evaluator(Builder):
-    """One program of the grid."""
+    """One program of the grid.
+
+    Attributes:
+        element: inside of a combine_fn the shape of what it is called with, else None.
+    """
+
+    element: tuple[int, ...] | None = None
 
     def __init__(self, grid: tuple[int, int, int]) -> None:
         super().__init__(Block())
@@ -64,6 +75,10 @@ class Evaluator(Builder):
         self.program = (0, 0, 0)
 
     def emit(self, cls: type[_Op], *types: Type, **fields: Any) -> _Op:
+        if self.element is not None and not (
+            issubclass(cls, _OF_ELEMENTS) and {*map(shape_of, types)} <= {(), self.element}
+        ):
+            raise Beyond
         op = cls(results=tuple(Evaluated(t, _NOTHING) for t in types), loc=self.loc, **fields)
         with np.errstate(all="ignore"):
             result = getattr(self, f"on_{op.name}")(op)
@@ -74,6 +89,11 @@ class Evaluator(Builder):
                 (value.memory,) = {m for m in map(_memory, ops.operands(op)) if m is not None}
             assert value.array.shape == shape_of(value.type), op
         return op
+
+    def branch_or_loop(self) -> None:
+        """One that is decided at run time begins."""
+        if self.element is not None:
+            raise Beyond
 
     def known(self, value: Value) -> int | float | None:
         """Nothing: numbers at hand are not constants of the program."""
@@ -88,6 +108,7 @@ class Evaluator(Builder):
         function: Callable[..., Sequence[Value]],
     ) -> tuple[Value, ...]:
         """Takes a slice at a time, as a tile of its own."""
+        self.branch_or_loop()
         shape = shape_of(tiles[0].type)
         rest = (*shape[:axis], *shape[axis + 1 :])
         types = [scalar_of(x.type) for x in tiles]
@@ -98,7 +119,11 @@ class Evaluator(Builder):
                 Evaluated(TileType(rest or (1,), t), _a(x).take(i, axis).reshape(rest or (1,)))
                 for x, t in zip(tiles, types)
             ]
-            state = list(function(*state, *new)) if state else new
+            self.element = rest or (1,)
+            try:
+                state = list(function(*state, *new)) if state else new
+            finally:
+                self.element = None
             for kept, value in zip(states, state):
                 kept.append(_a(value).reshape(rest))
         if kind == "reduce":

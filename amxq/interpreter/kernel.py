@@ -7,18 +7,19 @@ import itertools
 import linecache
 import sys
 from collections.abc import Callable, Sequence
-from types import FrameType
+from types import CodeType, FrameType, TracebackType
 from typing import Any
 
 from amxq.errors import CompilationError, OutOfBoundsError
 from amxq.frontend.builtins import HANDLERS
-from amxq.frontend.semantic import Mistake, Semantic
+from amxq.frontend.semantic import Mistake, Semantic, describe, text_of
+from amxq.frontend.shapes import beyond
 from amxq.frontend.source import KernelSource
 from amxq.interpreter import steps
-from amxq.interpreter.evaluator import Evaluated, Evaluator
+from amxq.interpreter.evaluator import Beyond, Evaluated, Evaluator
 from amxq.interpreter.memory import Memory, Outside
 from amxq.interpreter.proxies import Proxy, unwrap, wrap
-from amxq.interpreter.rewrite import interpretable
+from amxq.interpreter.rewrite import interpretable, is_kernels
 from amxq.ir.types import PointerType, Type
 from amxq.language.core import interpreting
 
@@ -56,6 +57,11 @@ class InterpretedKernel:
             for z, y, x in itertools.product(*map(range, reversed(grid))):
                 program.b.program = (x, y, z)
                 function(**values, **self.constants)
+        except _OF_PYTHON as problem:
+            frames = _frames(problem.__traceback__)
+            if not is_kernels(frames[0][0]):
+                raise  # of something else that the kernel calls
+            raise _located(CompilationError, *_explained(problem), frames) from problem
         finally:
             interpreting.reset(before)
 
@@ -94,7 +100,12 @@ class _Program:
         if function in HANDLERS:
             args = tuple(map(self._function, args))
             kwargs = {name: self._function(x) for name, x in kwargs.items()}
-            return self.call(HANDLERS[function], self.sem, *args, **kwargs)
+            try:
+                return self.call(HANDLERS[function], self.sem, *args, **kwargs)
+            except TypeError as problem:
+                # the builtin's handler is named after it, with an underscore before
+                text = str(problem).removeprefix("_")
+                raise _at_the_kernels_line(CompilationError, text, "") from None
         source = function.kernel_source
         bound = self.call(lambda: source.bind(list(args), kwargs))
         return interpretable(source, steps)(**bound)
@@ -106,20 +117,73 @@ class _Program:
         return functools.partial(self._combined, value)
 
     def _combined(self, function: Any, *args: Any) -> Any:
-        return unwrap(self(function, wrap(self.sem, self.call, args), {}))
+        try:
+            return unwrap(self(function, wrap(self.sem, self.call, args), {}))
+        except Beyond:
+            raise beyond(function.kernel_source.name) from None
+
+
+# --- mistakes ---------------------------------------------------------------------------
+
+_OF_PYTHON = (ArithmeticError, AttributeError, LookupError, NameError, TypeError, ValueError)
+"""What Python raises where the compiler finds a mistake."""
+
+_Place = tuple[CodeType, int, int]
+"""The code, line and instruction that a frame is at."""
+
+
+def _frames(trace: TracebackType | None) -> list[_Place]:
+    """Of an exception, the innermost first."""
+    frames = []
+    while trace is not None:
+        frames.append((trace.tb_frame.f_code, trace.tb_lineno, trace.tb_lasti))
+        trace = trace.tb_next
+    return frames[::-1]
+
+
+def _explained(problem: BaseException) -> tuple[str, str]:
+    """Message and hint."""
+    if isinstance(problem, UnboundLocalError):
+        return str(problem), "give it a value before the loop or the if"
+    if isinstance(problem, NameError):
+        return str(problem), ""
+    if isinstance(problem, AttributeError) and problem.name is not None:
+        return f"{describe(problem.obj)} has no attribute {problem.name!r}", ""
+    return text_of(problem), ""
 
 
 def _at_the_kernels_line(
     error: type[CompilationError], message: str, hint: str
 ) -> CompilationError:
     frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_globals.get("__name__", "").startswith("amxq."):
+    frames = []
+    while frame is not None:
+        if not frame.f_globals.get("__name__", "").startswith("amxq."):
+            frames.append((frame.f_code, frame.f_lineno, frame.f_lasti))
         frame = frame.f_back
-    if frame is None:
+    return _located(error, message, hint, frames)
+
+
+def _located(
+    error: type[CompilationError], message: str, hint: str, frames: list[_Place]
+) -> CompilationError:
+    """The error at the first of the frames, which the innermost is, called by those of kernels."""
+    if not frames:
         return error(message, hint=hint)
-    file, line, column = frame.f_code.co_filename, frame.f_lineno, 0
-    if hasattr(frame.f_code, "co_positions"):  # Python 3.11
-        places = itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None)
-        column = next(places)[2] or 0
-    text = linecache.getline(file, line).rstrip("\n")
-    return error(message, file=file, line=line, column=column, source_line=text, hint=hint)
+    places = [_place(*frames[0])]
+    for frame in frames[1:]:
+        if is_kernels(frame[0]) and (place := _place(*frame))[:2] != places[-1][:2]:
+            places.append(place)
+    (file, line, column, text), *calls = places
+    made = error(message, file=file, line=line, column=column, source_line=text, hint=hint)
+    made.calls = tuple(calls)
+    return made
+
+
+def _place(code: CodeType, line: int, instruction: int) -> tuple[str, int, int, str]:
+    """File, line, column and text of the line."""
+    column = 0
+    if hasattr(code, "co_positions"):  # Python 3.11
+        place = next(itertools.islice(code.co_positions(), instruction // 2, None))
+        column = place[2] or 0
+    return code.co_filename, line, column, linecache.getline(code.co_filename, line).rstrip("\n")

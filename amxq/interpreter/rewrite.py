@@ -28,6 +28,12 @@ from amxq.frontend.control import assigned_names
 from amxq.frontend.source import KernelSource
 
 HELPER = "__amxq__"
+_codes: set[types.CodeType] = set()
+
+
+def is_kernels(code: types.CodeType) -> bool:
+    """Whether it is of a function that :func:`interpretable` made, or of an expression in one."""
+    return code in _codes
 
 
 @functools.cache
@@ -51,6 +57,7 @@ def interpretable(source: KernelSource, helper: Any) -> Callable[..., Any]:
     outer.body.insert(0, tree)
     module = ast.fix_missing_locations(ast.Module([outer], type_ignores=[]))
     code = _named(_named(compile(module, source.file, "exec"), "outer"), source.name)
+    _remember(code)
     cells = dict(zip(free, source.function.__closure__ or ()))
     cells[HELPER] = types.CellType(helper)
     closure = tuple(cells[name] for name in code.co_freevars)
@@ -58,6 +65,13 @@ def interpretable(source: KernelSource, helper: Any) -> Callable[..., Any]:
     constants = {k: v.value for k, v in names.items() if isinstance(v, tl.constexpr)}
     names = {**names, **constants} if constants else names
     return types.FunctionType(code, names, source.name, None, closure)
+
+
+def _remember(code: types.CodeType) -> None:
+    _codes.add(code)
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            _remember(inner)
 
 
 def _named(code: types.CodeType, name: str) -> types.CodeType:

@@ -34,6 +34,7 @@ def _as_value(x: Any) -> Any:
 def _truth(condition: Any) -> bool:
     """Whether a branch or another iteration is taken."""
     if _is_value(condition):
+        _program().b.branch_or_loop()
         condition = _program().call(_program().sem.condition, condition)
     return bool(condition)
 
@@ -74,6 +75,7 @@ def loop(callee: Callable[..., Any], *args: Any, **kwargs: Any) -> Loop:
         return Loop(callee(*args, **kwargs), False)
     given = dict(zip(("stop",) if len(args) == 1 else ("start", "stop", "step"), args)) | kwargs
     program = _program()
+    program.b.branch_or_loop()
     bounds = (given.get("start", 0), given["stop"], given.get("step", 1))
     lower, upper, step = program.call(program.sem.bounds, *bounds)
     type_ = lower.value.type

@@ -193,6 +193,200 @@ def test_the_same_mistake_as_of_the_compiler(
     assert (compiled.file, compiled.line) == (interpreted.file, interpreted.line)
 
 
+# --- names and attributes that do not exist, and what a combine_fn must not do --------------
+
+
+@amxq.jit
+def unknown_name(x, FN: tl.constexpr):
+    tl.store(x, tl.load(x) + nowhere)  # noqa: F405
+
+
+@amxq.jit
+def unknown_function(x, FN: tl.constexpr):
+    tl.store(x, nowhere(tl.load(x)))  # noqa: F405
+
+
+@amxq.jit
+def unknown_operation(x, FN: tl.constexpr):
+    tl.store(x, tl.unknown(tl.load(x)))
+
+
+@amxq.jit
+def unknown_attribute(x, FN: tl.constexpr):
+    tl.store(x, tl.load(x).unknown)
+
+
+@amxq.jit
+def unknown_attribute_of_a_type(x, FN: tl.constexpr):
+    tl.store(x, x.dtype.unknown)
+
+
+@amxq.jit
+def too_many_arguments(x, FN: tl.constexpr):
+    tl.store(x, tl.exp(tl.load(x), 2))
+
+
+@amxq.jit
+def no_such_argument(x, FN: tl.constexpr):
+    tl.store(x, tl.sum(tl.load(x + tl.arange(0, 8)), 0, unknown=2))
+
+
+@amxq.jit
+def arithmetic_of_constants(x, FN: tl.constexpr):
+    tl.store(x, tl.load(x) + 1 // 0)
+
+
+@amxq.jit
+def calls_it(x, FN: tl.constexpr):
+    tl.store(x, FN(1.0, tl.load(x)))
+
+
+@amxq.jit
+def reduces_by_it(x, FN: tl.constexpr):
+    tl.store(x, tl.reduce(tl.load(x + tl.arange(0, 8)), 0, FN))
+
+
+@amxq.jit
+def scans_by_it(x, FN: tl.constexpr):
+    n, m = tl.arange(0, 2)[:, None], tl.arange(0, 4)[None, :]
+    tile = tl.load(x + n * 4 + m)
+    tl.store(x + n * 4 + m, tl.associative_scan(tile, 1, combine_fn=FN))
+
+
+@amxq.jit
+def adds_a_name(a, b):
+    return a + b * nowhere  # noqa: F405
+
+
+@amxq.jit
+def adds_an_attribute(a, b):
+    return tl.unknown(a, b)
+
+
+@amxq.jit
+def knows_its_program(a, b):
+    return a + b + tl.program_id(0)
+
+
+@amxq.jit
+def knows_the_grid(a, b):
+    return a + b * tl.num_programs(0)
+
+
+@amxq.jit
+def loops(a, b):
+    for _ in range(2):
+        a = a + b
+    return a
+
+
+@amxq.jit
+def loops_while(a, b):
+    while a < b:
+        a = a + 1
+    return a
+
+
+@amxq.jit
+def branches(a, b):
+    if a > b:
+        return a
+    return b
+
+
+@amxq.jit
+def makes_a_tile(a, b):
+    return a + b + tl.sum(tl.arange(0, 4), 0)
+
+
+@amxq.jit
+def fills_a_tile(a, b):
+    return a + b + tl.sum(tl.full((4,), 1.0, tl.float32), 0)
+
+
+@amxq.jit
+def prints(a, b):
+    tl.device_print("never", a)
+    return a + b
+
+
+@amxq.jit
+def inner_loops(a, b):
+    return loops(a, b)
+
+
+WRONG = [
+    *((k, None) for k in (unknown_name, unknown_function, unknown_operation, unknown_attribute)),
+    *((k, None) for k in (unknown_attribute_of_a_type, too_many_arguments, no_such_argument)),
+    (arithmetic_of_constants, None),
+    (calls_it, adds_a_name),
+    *(
+        (kernel, function)
+        for kernel in (reduces_by_it, scans_by_it)
+        for function in (
+            *(adds_a_name, adds_an_attribute, knows_its_program, knows_the_grid, loops),
+            *(loops_while, branches, makes_a_tile, fills_a_tile, prints, inner_loops),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "function"),
+    WRONG,
+    ids=lambda x: "" if x is None else x.kernel_source.name,
+)
+def test_the_same_words_as_of_the_compiler(
+    capfd: pytest.CaptureFixture[str], kernel: Any, function: Any
+) -> None:
+    """Message, hint, line, caret, and the calls that led there."""
+    texts = []
+    for setting in (None, "1"):
+        with knobs.INTERPRET.scope(setting), pytest.raises(CompilationError) as caught:
+            kernel[(1,)](torch.zeros(8), FN=function)
+        texts.append(str(caught.value))
+    assert texts[0] == texts[1] and "^" in texts[0]
+    if function is not None and kernel is not calls_it and "add" not in function.__name__:
+        assert f"{function.__name__} does more than computing" in texts[0]
+        assert "use tl.where instead of if" in texts[0]
+    assert not capfd.readouterr().out
+
+
+@amxq.jit
+def sometimes_bound(x):
+    if tl.load(x) > 1.0:
+        v = 1.0
+    tl.store(x, v)
+
+
+@amxq.jit
+def allowed(a, b):
+    larger = a if a > b else b
+    for _ in tl.static_range(2):
+        larger = tl.maximum(larger, b) + 0.0
+    return tl.where(larger > 100.0, 100.0, larger)
+
+
+def fails() -> None:
+    raise AttributeError("of Python code that a kernel calls")
+
+
+@amxq.jit
+def calls_python(x):
+    fails()
+
+
+def test_what_python_finds_and_what_is_none_of_its_business(interpreter: None) -> None:
+    with pytest.raises(CompilationError, match="'v'") as caught:
+        sometimes_bound[(1,)](torch.zeros(8))
+    assert caught.value.source_line.strip() == "tl.store(x, v)" and "before" in caught.value.hint
+    with pytest.raises(AttributeError, match="that a kernel calls"):
+        calls_python[(1,)](torch.zeros(8))
+    x = torch.arange(8.0)
+    reduces_by_it[(1,)](x, FN=allowed)
+    assert x[0] == 7.0
+
+
 @amxq.jit
 def blocks(x, y, m, n, M: tl.constexpr, N: tl.constexpr, CHECK: tl.constexpr):
     a = tl.make_tensor_descriptor(x, [m, n], [n, 1], [M, N])
