@@ -190,7 +190,7 @@ class Disturbed(Evaluator):
             return result
         a, b = _array(op.lhs).astype(np.float64), _array(op.rhs).astype(np.float64)
         b = b - 8 if str(scalar_of(op.rhs.type)) == "u4" else b
-        terms = a[:, None, :] * b.T[None]
+        terms = a[..., :, None, :] * b.swapaxes(-1, -2)[..., None, :, :]
         if op.acc is not None:
             terms = np.concatenate([terms, _array(op.acc)[..., None]], -1)
         return self._summed(result, terms)

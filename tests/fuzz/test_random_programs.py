@@ -98,3 +98,10 @@ def test_other_differences_are_not(monkeypatch: pytest.MonkeyPatch, value: str, 
     monkeypatch.setattr(runner, "run", changed)
     with pytest.raises(runner.Disagreement, match="result 0"):
         runner.check(stored(value), available_targets()[:1])
+
+
+def test_batches_of_dots_are_disturbed_too() -> None:
+    """The comparison once took operands to be matrices."""
+    a = "tl.load(dot_bf16 + tl.arange(0, 2)[:, None, None] * 8 + tl.arange(0, 8)[None, None, :])"
+    product = f"tl.dot({a}, {a.replace('[None, None, :]', '[None, :, None]')})"
+    runner.check(stored(f"tl.sum(tl.reshape({product}, [2]), 0) + x"), available_targets())
