@@ -116,14 +116,14 @@ def _vector_kernel(multiply: Multiply) -> str:
 
 @functools.cache
 def _compiled(multiply: Multiply) -> Callable[..., int]:
-    """(address of the launch's slots) -> None."""
+    """(address of the launch's slots, threads) -> None."""
     function = parse_function((_vector_kernel if multiply.types else _tile_kernel)(multiply))
     verify(function, "the text")
     target = TABLE[multiply.target]
-    slots = {"peak_serial": (ctypes.c_void_p,)}
+    slots = {"peak_launch": (ctypes.c_void_p, ctypes.c_int64)}
     text = emit_llvm(function)
     return compile_ir(text, slots, llvm_cpu=target.llvm_cpu, features=target.llvm_features)[
-        "peak_serial"
+        "peak_launch"
     ]
 
 
@@ -136,7 +136,7 @@ def rate(multiply: Multiply, samples: int = 100) -> float:
     def once(steps: int) -> float:
         data = (ctypes.c_int64 * 9)(1, 1, 1, 0, 0, a, b, y, steps)
         start = time.perf_counter()
-        run(ctypes.addressof(data))
+        run(ctypes.addressof(data), 1)
         return time.perf_counter() - start
 
     once(1)

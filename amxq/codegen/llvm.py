@@ -1,65 +1,26 @@
 """Lowered tile-IR to LLVM IR, as text.
 
-One kernel becomes a module with three functions:
+One kernel becomes a module whose one function to call is
 
-    @range(ptr data, i64 lo, i64 hi)   runs programs lo to hi - 1 of the grid
-    @NAME_serial(ptr data)             all of them, on the calling thread
-    @NAME_parallel(ptr data)           this OpenMP thread's contiguous share
+    @NAME_launch(ptr data, i64 threads)
 
-``data`` is an array of 8-byte slots: the three grid sizes, the addresses of
-omp_get_thread_num and omp_get_num_threads, then the arguments (integers as i64, floats as
-doubles). On AMX @range loads the tile configuration first and releases the tiles at the end.
+``data`` is an array of 8-byte slots: the three grid sizes, the addresses of omp_get_thread_num and
+GOMP_parallel (not looked at for one thread), then the arguments (integers as i64, floats as
+doubles). It calls @range(ptr team, i64 thread) on so many threads, see :mod:`amxq.codegen.team`,
+which runs programs as long as there are some. On AMX @range loads the tile configuration first
+and releases the tiles at the end.
 """
 
 from __future__ import annotations
 
 from amxq.codegen.debug import LineTable
+from amxq.codegen.team import SLOTS, TEAM
 from amxq.codegen.text import llvm_type
 from amxq.codegen.values import Emitter
 from amxq.ir import hardware as hw
 from amxq.ir import ops
 from amxq.ir.ops import Block, Function, Op, Value
 from amxq.ir.types import F64, I1, I64, DType, PointerType
-
-HEADER_SLOTS = 5
-
-_ENTRY = """\
-define void @{name}_serial(ptr %data) {{
-  %total = call i64 @total(ptr %data)
-  call void @range(ptr %data, i64 0, i64 %total)
-  ret void
-}}
-
-define void @{name}_parallel(ptr %data) {{
-  %p3 = getelementptr i64, ptr %data, i64 3
-  %get_thread = load ptr, ptr %p3
-  %p4 = getelementptr i64, ptr %data, i64 4
-  %get_count = load ptr, ptr %p4
-  %t32 = call i32 %get_thread()
-  %n32 = call i32 %get_count()
-  %t = zext i32 %t32 to i64
-  %n = zext i32 %n32 to i64
-  %total = call i64 @total(ptr %data)
-  %a = mul i64 %total, %t
-  %lo = udiv i64 %a, %n
-  %t1 = add i64 %t, 1
-  %b = mul i64 %total, %t1
-  %hi = udiv i64 %b, %n
-  call void @range(ptr %data, i64 %lo, i64 %hi)
-  ret void
-}}
-
-define internal i64 @total(ptr %data) alwaysinline {{
-  %g0 = load i64, ptr %data
-  %p1 = getelementptr i64, ptr %data, i64 1
-  %g1 = load i64, ptr %p1
-  %p2 = getelementptr i64, ptr %data, i64 2
-  %g2 = load i64, ptr %p2
-  %g01 = mul i64 %g0, %g1
-  %all = mul i64 %g01, %g2
-  ret i64 %all
-}}
-"""
 
 
 def emit_llvm(function: Function, debug: LineTable | None = None) -> str:
@@ -83,39 +44,54 @@ class _Codegen:
         begin, end = self._tile_configuration()
         scope = " !dbg !2" if self.debug is not None else ""
         lines = [
-            f"define internal void @range(ptr %data, i64 %lo, i64 %hi) noinline{scope} {{",
+            f"define internal void @range(ptr %team, i64 %thread) noinline{scope} {{",
             "entry:",
             *entry.lines,
             *self.allocas,
             *begin,
-            "  %any = icmp ult i64 %lo, %hi",
-            "  br i1 %any, label %program, label %done",
+            "  br label %claim",
+            "claim:",
+            "  %claimed = call i64 @take(ptr %team, i64 %thread)",
+            "  %none = icmp eq i64 %claimed, 0",
+            "  br i1 %none, label %done, label %first",
+            "first:",
+            "  %lo.unit = and i64 %claimed, 4294967295",
+            "  %hi.unit = lshr i64 %claimed, 32",
+            f"  %lo = mul i64 %lo.unit, {self.grid['unit']}",
+            f"  %hi.all = mul i64 %hi.unit, {self.grid['unit']}",
+            f"  %beyond = icmp ugt i64 %hi.all, {self.grid['total']}",
+            f"  %hi = select i1 %beyond, i64 {self.grid['total']}, i64 %hi.all",
+            "  br label %program",
             "program:",
-            "  %lin = phi i64 [ %lo, %entry ], [ %lin.next, %next ]",
+            "  %lin = phi i64 [ %lo, %first ], [ %lin.next, %next ]",
             *self._program_ids(),
             body,
             "  br label %next",
             "next:",
             "  %lin.next = add i64 %lin, 1",
             "  %more = icmp ult i64 %lin.next, %hi",
-            "  br i1 %more, label %program, label %done",
+            "  br i1 %more, label %program, label %claim",
             "done:",
             *end,
             "  ret void",
             "}",
         ]
-        text = _ENTRY.format(name=self.function.name) + "\n" + "\n".join(lines) + "\n"
+        text = TEAM.format(name=self.function.name) + "\n" + "\n".join(lines) + "\n"
         text += "\n" + "\n".join(sorted(self.e.declarations)) + "\n"
         return text if self.debug is None else text + self.debug.text(self.function.name)
 
     # --- the frame around a program -------------------------------------------------------
 
     def _prologue(self, e: Emitter) -> None:
+        for name, number in (("unit", 2), ("total", 4)):
+            slot = e.line(f"getelementptr i64, ptr %team, i64 {number}")
+            self.grid[name] = e.line(f"load i64, ptr {slot}")
+        data = e.line("load ptr, ptr %team")
         for axis in range(3):
-            slot = e.line(f"getelementptr i64, ptr %data, i64 {axis}")
+            slot = e.line(f"getelementptr i64, ptr {data}, i64 {axis}")
             self.grid[f"n{axis}"] = e.line(f"load i64, ptr {slot}")
         for i, param in enumerate(self.function.params):
-            slot = e.line(f"getelementptr i64, ptr %data, i64 {HEADER_SLOTS + i}")
+            slot = e.line(f"getelementptr i64, ptr {data}, i64 {SLOTS + i}")
             type_ = param.type
             if isinstance(type_, PointerType):
                 name = e.line(f"load ptr, ptr {slot}")

@@ -259,11 +259,9 @@ class CompiledKernel:
                 loaded = load(self.source.name, self.image)
             omp = openmp.runtime()
             self._loaded = loaded
-            self._omp = (omp.get_thread_num, omp.get_num_threads)
+            self._omp = (omp.get_thread_num, omp.gomp_parallel)
             # CFUNCTYPE releases the GIL during the call
-            self._serial = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(loaded.serial)
-            self._parallel = _gomp(omp.gomp_parallel)
-            self._parallel_entry = loaded.parallel
+            self._run = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_int64)(loaded.entry)
             self._ready = True
 
     def launch(
@@ -285,10 +283,7 @@ class CompiledKernel:
             threads = programs
         if num_threads is not None and threads > num_threads:
             threads = num_threads
-        if threads == 1:
-            self._serial(data)
-        else:
-            self._parallel(self._parallel_entry, data, threads, 0)
+        self._run(data, threads)
 
     def bind(
         self, grid: tuple[int, int, int], args: Sequence[Any], threads: int
@@ -298,17 +293,7 @@ class CompiledKernel:
         self.prepare()
         programs = grid[0] * grid[1] * grid[2]
         data = self._pack(*grid, *self._omp, *args)
-        if min(threads, programs) <= 1:
-            return functools.partial(self._serial, data)
-        return functools.partial(
-            self._parallel, self._parallel_entry, data, min(threads, programs), 0
-        )
-
-
-@functools.cache
-def _gomp(address: int) -> Any:
-    types = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_uint, ctypes.c_uint)
-    return ctypes.CFUNCTYPE(None, *types)(address)
+        return functools.partial(self._run, data, min(threads, programs))
 
 
 def _code(type_: Type) -> str:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import linecache
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from amxq.codegen import ports
@@ -73,7 +74,7 @@ class Explanation:
         kernel, target: what was compiled, for what.
         constants: what is compiled in.
         cpu: whose costs are used.
-        loops: in the order of the code.
+        loops: of the kernel's source, in the order of the code; not those that hand out programs.
         outside: mnemonics outside of all loops, run once for each thread and launch.
     """
 
@@ -127,9 +128,22 @@ def explain(compiled: Launchable, cpu: str | None = None) -> Explanation:
         compiled.target.name,
         dict(compiled.constants),
         name,
-        reports,
+        _of_source(reports),
         Counter(instruction.mnemonic for instruction in outside),
     )
+
+
+def _of_source(reports: Sequence[LoopReport]) -> tuple[LoopReport, ...]:
+    """Those with instructions of the source."""
+    parents = {report.label: report.parent for report in reports if not report.lines}
+
+    def around(report: LoopReport) -> str | None:
+        parent = report.parent
+        while parent in parents:
+            parent = parents[parent]
+        return parent
+
+    return tuple(replace(r, parent=around(r)) for r in reports if r.lines)
 
 
 def _report(loop: Loop, cpu: ports.Cpu, tiles: tuple[tuple[int, int], ...]) -> LoopReport:

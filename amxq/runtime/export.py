@@ -1,11 +1,10 @@
 """A compiled kernel as an object file and a C header, to be called without Python.
 
-The header declares the object's two entry points and wraps them in functions with the kernel's
-own arguments. What it spells out is the calling convention of :mod:`amxq.codegen.llvm`: both
-entry points take the address of 8-byte slots, the grid's three sizes, the addresses of
-omp_get_thread_num and omp_get_num_threads, then the arguments; integers as int64_t, floats as
-double, bool as 0 or 1. The parallel one is called by every thread of an OpenMP region and takes
-its share of the grid.
+The header declares the object's entry point and wraps it in functions with the kernel's own
+arguments. What it spells out is the calling convention of :mod:`amxq.codegen.llvm`: the entry point
+takes the number of threads and the address of 8-byte slots, the grid's three sizes, the addresses
+of omp_get_thread_num and of a function that calls another on so many threads, then the arguments;
+integers as int64_t, floats as double, bool as 0 or 1.
 """
 
 from __future__ import annotations
@@ -55,32 +54,36 @@ extern "C" {{
 struct {name}_slots {{
     int64_t grid[3];
     int (*thread_num)(void);
-    int (*num_threads)(void);
+    void (*parallel)(void (*)(void *), void *, unsigned, unsigned);
 {fields}}};
 
-void {name}_serial(const struct {name}_slots *slots);
-void {name}_parallel(const struct {name}_slots *slots);
+void {name}_launch(const struct {name}_slots *slots, int64_t threads);
 
 /* Runs all programs of the grid on the calling thread. */
 static inline void {name}(int64_t grid_x, int64_t grid_y, int64_t grid_z{arguments})
 {{
 {checks}    struct {name}_slots slots = {{{{grid_x, grid_y, grid_z}}, 0, 0{values}}};
     if (grid_x > 0 && grid_y > 0 && grid_z > 0)
-        {name}_serial(&slots);
+        {name}_launch(&slots, 1);
 }}
 
 #ifdef _OPENMP
 #include <omp.h>
 
-/* Runs them on OpenMP's threads, each a contiguous share. */
+static void {name}_parallel(void (*part)(void *), void *team, unsigned threads, unsigned flags)
+{{
+    (void)flags;
+#pragma omp parallel num_threads(threads)
+    part(team);
+}}
+
+/* Runs them on OpenMP's threads. */
 static inline void {name}_omp(int64_t grid_x, int64_t grid_y, int64_t grid_z{arguments})
 {{
 {checks}    struct {name}_slots slots = {{
-        {{grid_x, grid_y, grid_z}}, omp_get_thread_num, omp_get_num_threads{values}}};
-    if (grid_x > 0 && grid_y > 0 && grid_z > 0) {{
-#pragma omp parallel
-        {name}_parallel(&slots);
-    }}
+        {{grid_x, grid_y, grid_z}}, omp_get_thread_num, {name}_parallel{values}}};
+    if (grid_x > 0 && grid_y > 0 && grid_z > 0)
+        {name}_launch(&slots, omp_get_max_threads());
 }}
 #endif
 

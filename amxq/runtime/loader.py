@@ -32,10 +32,10 @@ class DamagedObject(CacheError):
 
 @dataclass(frozen=True)
 class Loaded:
-    """Addresses of a kernel's two entry points; ``code`` keeps them mapped."""
+    """The address of a kernel's entry point, see :mod:`amxq.codegen.llvm`; ``code`` keeps it
+    mapped."""
 
-    serial: int
-    parallel: int
+    entry: int
     code: mmap.mmap
 
 
@@ -85,7 +85,7 @@ def kernel_of(image: bytes) -> str:
         names = [linker.name_of(symbol) for symbol in linker.symbols]
     except _DAMAGE:
         return ""
-    return next((n.removesuffix("_serial") for n in names if n.endswith("_serial")), "")
+    return next((n.removesuffix("_launch") for n in names if n.endswith("_launch")), "")
 
 
 class _Linker:
@@ -145,7 +145,7 @@ class _Linker:
             for s in self.symbols
             if s.section in places and s.name
         }
-        return Loaded(entries[f"{name}_serial"], entries[f"{name}_parallel"], code)
+        return Loaded(entries[f"{name}_launch"], code)
 
     def _relocate(
         self, code: mmap.mmap, base: int, places: dict[int, int], stubs: dict[str, int]

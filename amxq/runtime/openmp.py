@@ -6,8 +6,8 @@ would break all of that, so this module finds the loaded one and never loads ano
 
 What a launch has to know about ``GOMP_parallel(function, data, num_threads, flags)``:
 inside an OpenMP region (another kernel, a torch operator) it calls ``function`` once, on the
-calling thread, whatever ``num_threads`` says. So generated code asks ``omp_get_num_threads`` how
-many threads there are, and never trusts the number that it asked for.
+calling thread, whatever ``num_threads`` says. So generated code never trusts the number that it
+asked for: threads take over the shares of those that are not there (:mod:`amxq.codegen.team`).
 """
 
 from __future__ import annotations
@@ -36,13 +36,12 @@ class OpenMP:
     Attributes:
         library: path of the shared library.
         gomp_parallel: void GOMP_parallel(void (*)(void *), void *, unsigned, unsigned).
-        get_thread_num, get_num_threads, in_parallel: the omp_* functions, int (*)(void).
+        get_thread_num, in_parallel: the omp_* functions, int (*)(void).
     """
 
     library: str
     gomp_parallel: int
     get_thread_num: int
-    get_num_threads: int
     in_parallel: int
 
 
@@ -63,7 +62,7 @@ def runtime() -> OpenMP:
         TargetError: this torch was built without OpenMP, or its runtime has no GOMP_parallel.
     """
     library = _torch_library()
-    names = ("GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads", "omp_in_parallel")
+    names = ("GOMP_parallel", "omp_get_thread_num", "omp_in_parallel")
     addresses = [_address(library, name) for name in names]
     if not all(addresses):
         missing = ", ".join(n for n, a in zip(names, addresses, strict=True) if not a)
@@ -71,8 +70,8 @@ def runtime() -> OpenMP:
             f"torch's library {library._name} leads to no {missing}: amxq needs a torch for Linux "
             "that is built with OpenMP, as the packages on the Python index are"
         )
-    parallel, thread_num, num_threads, in_parallel_ = addresses
-    return OpenMP(_file_of(parallel), parallel, thread_num, num_threads, in_parallel_)
+    parallel, thread_num, in_parallel_ = addresses
+    return OpenMP(_file_of(parallel), parallel, thread_num, in_parallel_)
 
 
 def gomp_parallel_address() -> int:

@@ -117,7 +117,7 @@ def test_every_target_compiles_on_every_machine(name: str, dtype: torch.dtype) -
     assert kernel.target.name == name
     assert kernel.asm["obj"].startswith(b"\x7fELF")
     calls = set(re.findall(r"callq\s+(\w+)", kernel.asm["asm"]))
-    assert not calls, f"library calls: {calls}"
+    assert calls <= {"range", "take"}, f"library calls: {calls}"
 
 
 def test_unknown_targets_are_named() -> None:

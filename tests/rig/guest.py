@@ -126,20 +126,12 @@ def _launch(code: Any, launch: dict[str, Any], memory: list[Any], threads: int) 
         memory[value[0]].ctypes.data + value[1] if isinstance(value, list) else value
         for value in launch["arguments"]
     ]
-    functions = (omp.omp_get_thread_num, omp.omp_get_num_threads)
+    functions = (omp.omp_get_thread_num, omp.GOMP_parallel)
     addresses = [ctypes.cast(function, ctypes.c_void_p).value for function in functions]
     data = struct.pack(f"<3q2Q{launch['codes']}", *launch["grid"], *addresses, *values)
-    if threads == 1:
-        ctypes.CFUNCTYPE(None, ctypes.c_char_p)(code.serial)(data)
-        return
-    omp.GOMP_parallel.argtypes = (
-        ctypes.c_void_p,
-        ctypes.c_char_p,
-        ctypes.c_uint,
-        ctypes.c_uint,
-    )
-    omp.GOMP_parallel(code.parallel, data, threads, 0)
-    assert _threads() > threading.active_count(), "OpenMP started no second thread"
+    ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_int64)(code.entry)(data, threads)
+    if threads > 1:
+        assert _threads() > threading.active_count(), "OpenMP started no second thread"
 
 
 def _threads() -> int:

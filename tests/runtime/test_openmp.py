@@ -39,8 +39,8 @@ def launch(function, threads):
 def team():
     """Number of this thread and size of its team."""
     number = ctypes.CFUNCTYPE(ctypes.c_int)
-    found = openmp.runtime()
-    return number(found.get_thread_num)(), number(found.get_num_threads)()
+    size = openmp._address(openmp._torch_library(), "omp_get_num_threads")
+    return number(openmp.runtime().get_thread_num)(), number(size)()
 
 
 def test_it_is_the_runtime_that_torch_loaded():
