@@ -35,6 +35,9 @@ from amxq.passes.tiles import CHUNK
 AMX_MIN_ROWS = 1
 """From how many rows on tile registers win. Emerald Rapids, 2026-11-30: VDPBF16PS takes 2 cycles
 there, so 64 packed bytes for one row cost 13.5 cycles with it, 7 with TDPBF16PS (docs/amx.md)."""
+AMX_MIN_ROWS_INT8 = 3
+"""The same of int8 times int4, for which VPDPBUSD takes weights from registers: up to two rows take
+8 to 17 % less time from caches, and as much from memory (2026-12-01)."""
 
 
 def choose_dot(function: Function, target: str) -> None:
@@ -72,7 +75,8 @@ def _lowering(op: ops.Dot, target: str, function: Function) -> str:
         return "vpmaddubsw" if int8 else "fma"
     rows, depth = shape_of(op.lhs.type)[-2:]
     whole = element_of(op.rhs.type) == U4 or (depth % 4 == 0 and (rows <= CHUNK or rows % 16 == 0))
-    if target == "amx" and rows >= AMX_MIN_ROWS and whole:
+    small = int8 and element_of(op.rhs.type) == U4
+    if target == "amx" and rows >= (AMX_MIN_ROWS_INT8 if small else AMX_MIN_ROWS) and whole:
         width = width_of_tile(depth * scalar_of(op.lhs.type).bytes)
         tiles = united(function.tiles, shapes(rows, width))
         if tiles is not None:

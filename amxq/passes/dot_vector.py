@@ -48,9 +48,16 @@ ROWS = 8
 """Rows of a block: 8 x 32 columns are 16 of the 32 vector registers of AVX-512."""
 ROWS_NARROW = 2
 """The same for AVX2: 2 x 32 columns are 8 of its 16 registers."""
-PREFETCH = 1024
-"""Bytes ahead of the weight stream: 512 to 1024 are best on Zen 4 (2026-11-30). Emerald Rapids
-likes 4096, but uses tiles."""
+PREFETCH = ((8192, 2), (512, 3))
+"""Bytes ahead of the weight stream, and the locality: far ahead into the second-level cache, as the
+first has too few buffers for all lines that memory owes, then from there into the first (Emerald
+Rapids, 2026-12-01, docs/performance.md; Zen 4 liked 512 to 1024 where one distance was tried)."""
+
+
+def prefetch(b: Builder, line: Value) -> None:
+    """Asks for what lies ahead of a line of packed weights."""
+    for ahead, locality in PREFETCH:
+        b.emit(hw.Prefetch, pointer=b.addptr(line, b.i64(ahead)), locality=locality)
 
 
 def lower(v: Vectorizer, op: ops.Dot, method: Int4Dot) -> None:
@@ -204,10 +211,9 @@ class Int4Dot:
         b = self.v.b
         for u in range(count):
             kb = b.add(first, b.i64(u))
-            ahead = b.add(b.mul(kb, b.i64(BLOCK_BYTES)), b.i64(PREFETCH))
             for half in range(2):
-                line = b.addptr(self.panel, b.add(ahead, b.i64(64 * half)))
-                b.emit(hw.Prefetch, pointer=line, locality=3)
+                line = b.add(b.mul(kb, b.i64(BLOCK_BYTES)), b.i64(64 * half))
+                prefetch(b, b.addptr(self.panel, line))
             accs = self.block(kb, u, accs)
         return accs
 

@@ -28,17 +28,13 @@ from amxq.passes.dot_vector import (
     int4_pair,
     int4_table,
     packed_block,
+    prefetch,
     words_at,
 )
 
 if TYPE_CHECKING:
     from amxq.passes.control import Loop
     from amxq.passes.vectorize import Vectorizer
-
-PREFETCH = ((8192, 2), (512, 3))
-"""Bytes ahead of the weight stream, and the locality: far ahead into the second-level cache, as the
-first has too few buffers for all lines that memory owes, then from there into the first (Emerald
-Rapids, 2026-12-01, docs/performance.md)."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +62,7 @@ def dequantise(v: Vectorizer, source: Value, panel: Value, form: Form) -> None:
     for kb in range(form.depth // 8):
         step, byte = divmod(8 * form.size * kb, form.width)  # of a row of the other operand
         for half in range(2):
-            line = kb * BLOCK_BYTES + 64 * half
-            for ahead, locality in PREFETCH:
-                pointer = b.addptr(source, b.i64(line + ahead))
-                b.emit(hw.Prefetch, pointer=pointer, locality=locality)
+            prefetch(b, b.addptr(source, b.i64(kb * BLOCK_BYTES + 64 * half)))
             words = words_at(b, source, b.i64(kb), half)
             if table is None:
                 rows = int4_quads(b, words)
