@@ -82,7 +82,7 @@ class ExpertLayer:
         Raises:
             ShapeError: an id is not an expert's.
         """
-        sizes, cut = self.sizes, kernels.row_blocks(self.target)
+        sizes, cut = self.sizes, kernels.row_blocks(self.target, self.int8)
         ids = topk_ids.contiguous()
         count, classes = ids.numel(), len(cut.sizes)
         # beyond int32 an entry would wrap to an expert: E is as wrong, and told as the entry it is

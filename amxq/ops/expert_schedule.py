@@ -18,9 +18,6 @@ from amxq.runtime.jit import pointers
 
 MOST_ROWS = 1024
 """Experts with more rows are cut into blocks like experts with this many."""
-AMX_CYCLES = {1: 226, 2: 226, 4: 226, 8: 226, 16: 226, 32: 282, 48: 414, 64: 547}
-"""Of a block with so many rows, 128 k and 32 columns: what its busiest unit takes (amxq explain,
-Emerald Rapids). Up to 16 rows that is dequantising."""
 GATHER_ROWS = 8
 """Larger blocks have their rows gathered before, once, instead of by each panel's program: those
 of 32 and 48 rows took 39 to 55 % more time, of 8 about 8 % (Emerald Rapids, 2026-12-01)."""
@@ -47,18 +44,18 @@ class RowBlocks:
 
 
 @functools.cache
-def row_blocks(target: str) -> RowBlocks:
+def row_blocks(target: str, int8: bool) -> RowBlocks:
     """The classes of a target.
 
     Vector targets pay for every row of a block, so blocks have at most 8 rows, as full as possible.
-    On AMX dequantising outweighs some rows of padding: few sizes, and few blocks for each expert.
+    On AMX dequantising outweighs some rows of padding: few blocks for each expert.
     """
     amx = target == "amx"
-    sizes = tuple(AMX_CYCLES) if amx else tuple(range(1, 9))
+    sizes = tuple(schedule.TILE_CYCLES[int8]) if amx else tuple(range(1, 9))
 
     def size_of(rows: int) -> int:
         if amx:
-            return min(sizes, key=lambda size: (-(-rows // size) * AMX_CYCLES[size], size))
+            return schedule.cheapest(rows, int8)
         evenly = -(-rows // -(-rows // sizes[-1]))
         return next(size for size in sizes if size >= evenly)
 

@@ -15,25 +15,23 @@ import torch
 
 from amxq.ir.types import I32, Type
 from amxq.ops.activations import split_count
+from amxq.runtime import cpu
 from amxq.runtime.compiler import Launchable
 from amxq.runtime.jit import pointers
 from amxq.runtime.targets import AMX_FP16, has_amx_fp16
 
 PANEL = 32
 MAX_BLOCK_K = 128
-TILE_BLOCKS = (24, 32, 48, 64)
-"""Rows of a block of more than one tile. With 128 rows their sums and two panels do not fit into
-48 KB of first-level cache: no faster in bf16, and twice the code (Emerald Rapids, 2026-12-01)."""
-INT8_TILE_BLOCKS = (*TILE_BLOCKS, 128)
-"""In int8 128 rows fit, and M = 128 and 512 take 8 to 10 % less time."""
-PANEL_ROWS = 32
-"""Rows whose multiplication takes as long as dequantising their panel (Emerald Rapids: 16 to 80,
-with and without a neighbour on the core)."""
+TILE_CYCLES = {
+    False: {1: 226, 2: 226, 4: 226, 8: 226, 16: 226, 24: 266, 32: 282, 48: 414, 64: 547},
+    True: {1: 80, 2: 112, 4: 96, 8: 101, 16: 132, 24: 206, 32: 192, 48: 256, 64: 320, 128: 577},
+}
+"""The cost of a block on target amx, by whether activations are int8 and by its rows: cycles of its
+busiest unit for 128 k and 32 columns, by the table of instructions (``amxq explain``, which a test
+compares). Up to 16 rows that is dequantising. 128 rows in bf16 would be twice those of 64: the same
+speed and twice the code."""
 ROWS_IN_PLACE = 16
 """Blocks up to here take activations as they are: to copy them costs more than it gives."""
-BAND_BYTES = 1 << 20
-"""Activations of one band: they stay in the L2 cache (1 to 2 MB a core) while panels stream by."""
-
 
 Launch = tuple[Launchable, tuple[int, int, int], tuple[Any, ...]]
 """A kernel, its grid and its arguments."""
@@ -192,9 +190,15 @@ def padded_stride(K: int, dtype: torch.dtype) -> int:
 def grid_of(M: int, K: int, panels: int, block_m: int) -> tuple[int, int, int]:
     """(row blocks of a band, panels, bands)."""
     blocks = -(-M // block_m)
-    bands = max(1, min(blocks, M * K * 2 // BAND_BYTES))
+    bands = max(1, min(blocks, M * K * 2 // band_bytes()))
     row_blocks = -(-blocks // bands)
     return row_blocks, panels, -(-blocks // row_blocks)
+
+
+@functools.cache
+def band_bytes() -> int:
+    """Activations of one band: they stay in half of a core's L2 cache while panels stream by."""
+    return next((c.bytes // 2 for c in cpu.caches() if c.level == 2), 1 << 20)
 
 
 def block_rows(M: int, target: str, int8: bool) -> int:
@@ -203,8 +207,13 @@ def block_rows(M: int, target: str, int8: bool) -> int:
         return -(-M // -(-M // 8))  # at most 8 rows, all blocks as full as possible
     if M <= 16:
         return M  # one tile of rows
-    blocks = INT8_TILE_BLOCKS if int8 else TILE_BLOCKS
-    return min(blocks, key=lambda rows: -(-M // rows) * (rows + PANEL_ROWS))
+    return cheapest(M, int8)
+
+
+def cheapest(M: int, int8: bool) -> int:
+    """Rows of the blocks on target amx in which M rows cost least."""
+    costs = TILE_CYCLES[int8]
+    return min(costs, key=lambda rows: (-(-M // rows) * costs[rows], rows))
 
 
 @functools.cache

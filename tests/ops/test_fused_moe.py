@@ -241,16 +241,17 @@ def test_bad_rows_stay_alone(layer: tuple[Experts, Experts]) -> None:
     assert got[2].isnan().all() and not got[5].isfinite().all()
 
 
+@pytest.mark.parametrize("int8", [False, True])
 @pytest.mark.parametrize("target", ["amx", "avx512_bf16", "avx512", "avx2"])
-def test_blocks_cover_all_rows(target: str) -> None:
-    cut = row_blocks(target)
+def test_blocks_cover_all_rows(target: str, int8: bool) -> None:
+    cut = row_blocks(target, int8)
     for rows in range(1, MOST_ROWS + 1):
         size = cut.sizes[int(cut.class_of[rows])]
         blocks = -(-rows // size)
         if target != "amx":
             assert size <= 8 and blocks == -(-rows // 8)
         else:
-            assert blocks * size - rows < size <= 64
+            assert blocks * size - rows < size <= 128
 
 
 def test_operator(layer: tuple[Experts, Experts]) -> None:

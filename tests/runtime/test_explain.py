@@ -17,7 +17,7 @@ from amxq import cli
 from amxq.codegen import ports
 from amxq.codegen.assembly import Instruction, read_loops
 from amxq.errors import ArgumentError
-from amxq.ops import expert_schedule
+from amxq.ops import expert_schedule, schedule
 from amxq.ops.schedule import Operands, plan
 from amxq.runtime.explain import LoopReport
 from amxq.runtime.targets import TARGETS
@@ -313,6 +313,18 @@ def test_instructions_for_a_thousand_multiply_adds(
     loop = amxq.explain(linear(8, target, precision)).main_loop
     assert loop is not None
     assert 1000 * loop.instructions / loop.multiply_adds < limit
+
+
+@pytest.mark.parametrize(
+    ("int8", "rows"),
+    [(int8, rows) for int8, costs in schedule.TILE_CYCLES.items() for rows in costs],
+)
+def test_blocks_cost_what_the_schedule_says(int8: bool, rows: int) -> None:
+    matrix = expert_schedule.Matrix(BF16, False, None, None, int8, 128)
+    loop = amxq.explain(expert_schedule.expert_linear("amx", matrix, 1, rows)).main_loop
+    assert loop is not None
+    iterations = 128 * 32 * rows / loop.multiply_adds
+    assert loop.cycles * iterations == pytest.approx(schedule.TILE_CYCLES[int8][rows], rel=0.02)
 
 
 @pytest.mark.parametrize(("rows", "precision"), [(32, "bf16"), (64, "int8")])
