@@ -27,6 +27,8 @@ _ROOT = Path(__file__).resolve().parents[1]  # of a source checkout, or site-pac
 _RUN_BENCHMARKS = """
 import runpy, sys
 sys.path.insert(0, sys.argv.pop(1))
+import benchmarks
+benchmarks.PROGRAM = "amxq bench"
 runpy.run_module("benchmarks", run_name="__main__", alter_sys=True)
 """
 
@@ -43,7 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["bench"]:
         return _bench(words[1:])
-    arguments = _parser().parse_args(words)
+    arguments, unknown = _parser().parse_known_args(words)
+    if unknown:  # argparse would show the usage of amxq, not of the command
+        arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     logging.basicConfig(format="amxq: %(message)s", level=logging.WARNING, stream=sys.stderr)
     try:
         code: int = arguments.run(arguments)
@@ -65,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="amxq", description="INT4 language models on x86 CPUs.", allow_abbrev=False
     )
     parser.add_argument("--version", action="version", version=f"amxq {amxq.__version__}")
-    parser.set_defaults(run=lambda arguments: _usage(parser))
+    parser.set_defaults(run=lambda arguments: _usage(parser), parser=parser)
     commands = parser.add_subparsers(metavar="COMMAND")
 
     generate = commands.add_parser(
@@ -75,7 +79,9 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     generate.add_argument("folder", type=Path, help="a local checkpoint folder")
-    generate.add_argument("--prompt", required=True, help="the text to answer or to continue")
+    generate.add_argument(
+        "--prompt", type=_text, required=True, help="the text to answer or to continue"
+    )
     generate.add_argument(
         "--max-new-tokens", type=_count, default=_DEFAULT_TOKENS, metavar="N", help="default 128"
     )
@@ -89,12 +95,14 @@ def _parser() -> argparse.ArgumentParser:
         "--precision",
         choices=("bf16", "int8"),
         default="bf16",
-        help="of INT4 layers: bf16, exact (default), or int8, which quantises activations: faster",
+        help="of INT4 layers: bf16 (default) takes activations as they are; int8 rounds them to 8 "
+        "bits, which is less exact, and faster in long prompts",
     )
     generate.add_argument(
         "--head",
         choices=("int8",),
-        help="int8: an unquantised head (lm_head) in 8 bits, which is faster; default: as it is",
+        help="int8: an unquantised head (lm_head) in 8 bits, which is less exact, and half of the "
+        "bytes that a token reads of it; default: as it is",
     )
     generate.add_argument(
         "--stream",
@@ -160,6 +168,8 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser(
         "bench", help="run the benchmarks of a source checkout; arguments are passed on to them"
     )
+    for command in commands.choices.values():
+        command.set_defaults(parser=command)
     return parser
 
 
@@ -174,11 +184,18 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _text(text: str) -> str:
+    if not text:
+        raise argparse.ArgumentTypeError("expected some text")
+    return text
+
+
 def _generate(arguments: argparse.Namespace) -> int:
     import torch
 
     from amxq.integrations.generation import generate
     from amxq.integrations.loader import load_model
+    from amxq.quantization.names import counted
 
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
@@ -198,9 +215,9 @@ def _generate(arguments: argparse.Namespace) -> int:
     print("" if arguments.stream else made.text, flush=True)
     summary = model.amxq_summary
     print(
-        f"\nprompt {len(made.prompt_ids)} tokens, {made.prompt_rate:.1f} tokens/s; "
-        f"generation {len(made.token_ids)} tokens, {made.decode_rate:.1f} tokens/s\n"
-        f"target {summary.target}, {torch.get_num_threads()} threads; {summary}",
+        f"\nprompt {counted(len(made.prompt_ids), 'token')}, {made.prompt_rate:.1f} tokens/s; "
+        f"generation {counted(len(made.token_ids), 'token')}, {made.decode_rate:.1f} tokens/s\n"
+        f"target {summary.target}, {counted(torch.get_num_threads(), 'thread')}; {summary}",
         file=sys.stderr,
     )
     return 0

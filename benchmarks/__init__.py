@@ -2,3 +2,6 @@
 
 ``python -m benchmarks --help`` says what can be measured.
 """
+
+PROGRAM = "python -m benchmarks"
+"""What usages call this program; ``amxq bench`` puts its own name here."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import sys
 
+import benchmarks
+
 SUBJECTS = {
     "linear": "amxq's int4 linear beside other implementations",
     "figures": "tables and plots of what linear recorded, several runs together",
@@ -21,7 +23,7 @@ def main() -> int:
     if len(sys.argv) < 2 or sys.argv[1] not in SUBJECTS:
         if sys.argv[1:2] and sys.argv[1] not in ("-h", "--help"):
             print(f"there is no benchmark {sys.argv[1]!r}\n")
-        print("usage: python -m benchmarks WHAT [--help]\n")
+        print(f"usage: {benchmarks.PROGRAM} WHAT [--help]\n")
         for name, text in SUBJECTS.items():
             print(f"  {name:10} {text}")
         return 0 if sys.argv[1:] in ([], ["-h"], ["--help"]) else 2

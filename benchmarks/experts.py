@@ -15,6 +15,7 @@ import pathlib
 import sys
 import time
 
+import benchmarks
 from benchmarks import contestants
 from benchmarks.bandwidth import read_rate
 from benchmarks.linear import measure
@@ -64,7 +65,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="benchmarks experts", description=__doc__)
+    parser = argparse.ArgumentParser(prog=f"{benchmarks.PROGRAM} experts", description=__doc__)
     parser.add_argument("--shapes", default=SHAPES, help="E x topk x H x I, comma between shapes")
     parser.add_argument("--m", type=_numbers, default=[1, 4, 8, 64, 512], help="tokens")
     parser.add_argument("--group", type=int, default=128)

@@ -13,6 +13,7 @@ import pathlib
 from collections.abc import Iterable
 from typing import Any
 
+import benchmarks
 from benchmarks.report import Row, number, table
 
 _CASE = ("n", "k", "group", "symmetric", "threads")
@@ -182,7 +183,7 @@ def _roof(axis: Any, limits: dict[str, Any], part: list[Row]) -> None:
 
 def main(arguments: list[str]) -> int:
     """The command; returns an exit status."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks figures", description=__doc__)
+    parser = argparse.ArgumentParser(prog=f"{benchmarks.PROGRAM} figures", description=__doc__)
     parser.add_argument("files", nargs="+", type=pathlib.Path, help="written by linear --json")
     parser.add_argument("--plot", type=pathlib.Path, help="draw there: .svg, .png, .pdf")
     parser.add_argument("--nearest", action="store_true", help="only who comes nearest to amxq")

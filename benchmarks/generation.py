@@ -18,6 +18,7 @@ import tempfile
 import time
 from typing import Any
 
+import benchmarks
 from benchmarks import contestants
 from benchmarks.gguf_model import write_gguf
 from benchmarks.loading import write_models
@@ -176,7 +177,7 @@ def measure(
 
 def main(arguments: list[str]) -> int:
     """The command; returns an exit status."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks generation", description=__doc__)
+    parser = argparse.ArgumentParser(prog=f"{benchmarks.PROGRAM} generation", description=__doc__)
     parser.add_argument("--int4", type=pathlib.Path, help="an INT4 checkpoint's folder")
     parser.add_argument("--dense", type=pathlib.Path, help="the same model's, unquantised")
     parser.add_argument("--gguf", type=pathlib.Path, help="the same model's, for llama.cpp")

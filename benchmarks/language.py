@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 
 import amxq
+import benchmarks
 from benchmarks.native import machine
 from benchmarks.report import Row, quantile, table
 
@@ -75,7 +76,7 @@ CASES: dict[str, Callable[[], Case]] = {
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser("benchmarks language", description=__doc__)
+    parser = argparse.ArgumentParser(prog=f"{benchmarks.PROGRAM} language", description=__doc__)
     parser.add_argument("--targets", default=",".join(amxq.available_targets()))
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+import benchmarks
 from amxq.runtime.targets import available_targets
 from benchmarks import clock
 from benchmarks.bandwidth import bandwidth
@@ -330,7 +331,7 @@ def _best(one: list[Row], other: list[Row]) -> list[Row]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="benchmarks limits", description=__doc__)
+    parser = argparse.ArgumentParser(prog=f"{benchmarks.PROGRAM} limits", description=__doc__)
     parser.add_argument("sections", nargs="*", help=f"of: {', '.join(SECTIONS)}; default all")
     parser.add_argument("--rounds", type=int, default=1, help="keep the best of so many")
     parser.add_argument("--json", type=pathlib.Path, help="also write the figures there")

@@ -21,6 +21,7 @@ import time
 from dataclasses import asdict
 from typing import Any
 
+import benchmarks
 from benchmarks import contestants, peaks
 from benchmarks.figures import plot, render
 from benchmarks.native import machine
@@ -159,7 +160,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="benchmarks linear", description=__doc__)
+    parser = argparse.ArgumentParser(prog=f"{benchmarks.PROGRAM} linear", description=__doc__)
     parser.add_argument("--shapes", default="4096x4096", help="N x K, comma between shapes")
     parser.add_argument("--m", type=_numbers, default=[1, 4, 16, 64, 512], help="rows of x")
     parser.add_argument("--group", type=int, default=128, help="-1: one for all of K")

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+import benchmarks
 from benchmarks.native import machine
 from benchmarks.report import Row, quantile, table
 
@@ -150,7 +151,7 @@ def measure(folders: dict[str, pathlib.Path], repetitions: int) -> list[Row]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="benchmarks loading", description=__doc__)
+    parser = argparse.ArgumentParser(prog=f"{benchmarks.PROGRAM} loading", description=__doc__)
     parser.add_argument("--repetitions", type=int, default=7)
     parser.add_argument("--layers", type=int, default=_SHAPES["layers"])
     parser.add_argument("--folder", type=pathlib.Path, help="where the models go (1.9 GB)")

@@ -17,6 +17,7 @@ import tempfile
 import time
 from typing import Any
 
+import benchmarks
 from benchmarks.contestants import amxq as contestant
 from benchmarks.native import machine
 from benchmarks.report import Row, quantile, table
@@ -107,7 +108,7 @@ def measure(repetitions: int) -> list[Row]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="benchmarks overhead", description=__doc__)
+    parser = argparse.ArgumentParser(prog=f"{benchmarks.PROGRAM} overhead", description=__doc__)
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--json", type=pathlib.Path, help="write the figures there")
     options = parser.parse_args(arguments)

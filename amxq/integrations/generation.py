@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from amxq.errors import ShapeError
+from amxq.errors import ArgumentError
 
 # What tokenizers put for bytes that are no whole character yet.
 _INCOMPLETE = "\ufffd"
@@ -70,19 +70,21 @@ def generate(
 
     Args:
         model, tokenizer: as :func:`amxq.load_model` returns them.
-        prompt: text; put into the tokenizer's chat template if it has one.
+        prompt: text, not empty; put into the tokenizer's chat template if it has one.
         max_new_tokens: 1 or more; generation also ends at the model's end-of-text tokens.
         on_text: called with each piece of text as soon as it is known.
         keep_logits: keep the logits that each token was chosen from.
 
     Raises:
-        ShapeError: `max_new_tokens` is less than 1, or the prompt has no tokens.
+        ArgumentError: `max_new_tokens` is less than 1, or the prompt has no text or no tokens.
     """
     if max_new_tokens < 1:
-        raise ShapeError(f"max_new_tokens is {max_new_tokens}; expected 1 or more")
+        raise ArgumentError(f"max_new_tokens is {max_new_tokens}; expected 1 or more")
+    if not prompt:
+        raise ArgumentError("the prompt is empty; expected some text")
     made = Generation(encode(tokenizer, prompt))
     if not made.prompt_ids:
-        raise ShapeError("the prompt has no tokens; expected some text")
+        raise ArgumentError(f"the prompt {prompt!r} has no tokens; expected some text")
     ends = end_tokens(model, tokenizer)
     stream = _TextStream(tokenizer, on_text)
     begin = time.perf_counter()

@@ -65,12 +65,12 @@ def load_model(
         dtype: of everything that is not quantised, and so of the activations: bf16, fp16, fp32.
         allow_nonfinite: load layers with NaN or infinite scales too, with a warning that names
             them, instead of refusing.
-        precision: of the INT4 layers: "bf16", exact, or "int8", which quantises their
-            activations at run time and is faster, see :func:`amxq.linear`.
+        precision: of the INT4 layers: "bf16", which takes activations as they are, or "int8",
+            which quantises them at run time, see :func:`amxq.linear`.
         head: None leaves an unquantised head (lm_head) as the checkpoint has it; "int8" makes its
             weight 8-bit while loading, with a scale for every 64 columns: a token reads half as
             much of it, for an error of 0.6 % of the weight's norm. An embedding that shares the
-            weight stays as it is.
+            weight stays as it is, so that the 8-bit head takes more memory than none.
 
     Returns:
         (model, tokenizer): a ``transformers.PreTrainedModel`` in evaluation mode, with what was
@@ -310,6 +310,7 @@ def _report(model: Any, missing: Iterable[str], unexpected: list[str]) -> None:
 def _summarise(model: Any, checkpoint: Checkpoint, names: skeleton.Names) -> LoadSummary:
     stored = {names.layer(name): name for name in checkpoint.dense_layers()}
     ours: list[str] = []
+    int8: list[str] = []
     others: dict[str, str] = {}
     packed_bytes = 0
     for name, module in model.named_modules():
@@ -317,9 +318,16 @@ def _summarise(model: Any, checkpoint: Checkpoint, names: skeleton.Names) -> Loa
             ours.append(name)
             packed_bytes += module.nbytes
         elif isinstance(module, Int8Linear):
-            others[name] = "8-bit, as head='int8' asks for"
+            int8.append(name)
             packed_bytes += module.nbytes
         elif isinstance(module, torch.nn.Linear):
             others[name] = checkpoint.why_plain(stored.get(name, name))
     plain = {p.data_ptr(): p.numel() * p.element_size() for p in model.parameters()}
-    return LoadSummary(tuple(ours), others, targets.get_target(), packed_bytes, sum(plain.values()))
+    return LoadSummary(
+        amxq_layers=tuple(ours),
+        int8_layers=tuple(int8),
+        unquantised=others,
+        target=targets.get_target(),
+        packed_bytes=packed_bytes,
+        plain_bytes=sum(plain.values()),
+    )

@@ -14,6 +14,7 @@ class LoadSummary:
 
     Attributes:
         amxq_layers: names of the layers that became ``Int4Linear``.
+        int8_layers: names of those whose weights were made 8-bit: the head, if that was asked for.
         unquantised: name of every ``torch.nn.Linear`` that stayed, and why.
         target: the instruction set that calls used when the model was loaded.
         packed_bytes: bytes of all packed weights.
@@ -22,13 +23,15 @@ class LoadSummary:
 
     amxq_layers: tuple[str, ...]
     unquantised: dict[str, str] = field(default_factory=dict)
+    int8_layers: tuple[str, ...] = ()
     target: str = ""
     packed_bytes: int = 0
     plain_bytes: int = 0
 
     def __str__(self) -> str:
         """One line on amxq's layers, then one for each reason, with the layers it holds for."""
-        ours = counted(len(self.amxq_layers), "layer")
+        eight = [f"{name} (8 bits)" for name in self.int8_layers]
+        ours = " and ".join([counted(len(self.amxq_layers), "layer"), *eight])
         lines = [
             f"{ours} on amxq ({_mib(self.packed_bytes)} packed), "
             f"{counted(len(self.unquantised), 'linear layer')} unquantised; "

@@ -11,7 +11,7 @@ import torch
 from synthetic import write_checkpoint
 
 import amxq
-from amxq.errors import ShapeError
+from amxq.errors import ArgumentError
 from amxq.integrations.generation import encode, end_tokens, generate
 
 
@@ -43,13 +43,19 @@ def test_ends_at_an_end_token(loaded: tuple[Any, Any], monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("tokens", [0, -1])
 def test_number_of_tokens_is_checked(loaded: tuple[Any, Any], tokens: int) -> None:
-    with pytest.raises(ShapeError, match=f"max_new_tokens is {tokens}; expected 1 or more"):
+    with pytest.raises(ArgumentError, match=f"max_new_tokens is {tokens}; expected 1 or more"):
         generate(*loaded, "the", max_new_tokens=tokens)
 
 
-def test_empty_prompt(loaded: tuple[Any, Any]) -> None:
-    with pytest.raises(ShapeError, match="no tokens"):
-        generate(*loaded, "")
+def test_empty_prompt(loaded: tuple[Any, Any], tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    # A chat template makes tokens of nothing, too.
+    chat = AutoTokenizer.from_pretrained(write_checkpoint(tmp_path, chat=True))
+    with pytest.raises(ArgumentError, match="the prompt is empty"):
+        generate(loaded[0], chat, "")
+    with pytest.raises(ArgumentError, match="prompt '  ' has no tokens"):
+        generate(*loaded, "  ")
 
 
 def test_chat_template_is_used(loaded: tuple[Any, Any], tmp_path: Path) -> None:
