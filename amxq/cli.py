@@ -40,7 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments; None takes the process's own.
 
     Returns:
-        the exit code: 0, 2 for a mistake of the user, 130 when interrupted.
+        the exit code: 0, 2 for a mistake of the user and for problems that the doctor found, 130
+        when interrupted.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["bench"]:
@@ -254,7 +255,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
     report = doctor.report()
     print(json.dumps(report, indent=2) if arguments.json else doctor.render(report))
-    return 0
+    return 2 if report["problems"] else 0
 
 
 def _cache(arguments: argparse.Namespace) -> int:

@@ -7,6 +7,8 @@ catch either.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class AmxqError(Exception):
     """Base class of all errors raised by amxq."""
@@ -101,3 +103,11 @@ class TileIRError(CompilationError):
 
 class OutOfBoundsError(CompilationError, IndexError):
     """A kernel on the interpreter reads or writes outside of a tensor."""
+
+
+def did_you_mean(name: object, names: Iterable[str]) -> str:
+    """``; did you mean 'a' or 'b'?``, or nothing."""
+    import difflib
+
+    close = difflib.get_close_matches(name, list(names), n=2) if isinstance(name, str) else []
+    return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""

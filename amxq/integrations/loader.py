@@ -17,7 +17,13 @@ from typing import Any
 
 import torch
 
-from amxq.errors import ArgumentError, CheckpointError, DTypeError, QuantizationConfigError
+from amxq.errors import (
+    ArgumentError,
+    CheckpointError,
+    DTypeError,
+    QuantizationConfigError,
+    did_you_mean,
+)
 from amxq.integrations import skeleton
 from amxq.integrations.expert_loader import ExpertTensors, replace_experts
 from amxq.integrations.experts import Int4Experts
@@ -29,7 +35,6 @@ from amxq.integrations.summary import LoadSummary
 from amxq.ops.checks import check_precision
 from amxq.quantization.checkpoint import Checkpoint
 from amxq.quantization.detect import folder_path
-from amxq.quantization.files import did_you_mean
 from amxq.quantization.names import some
 from amxq.quantization.scheme import LayerScheme
 from amxq.runtime import memory, targets

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from amxq.errors import CheckpointError, QuantizationConfigError
+from amxq.errors import CheckpointError, QuantizationConfigError, did_you_mean
 from amxq.quantization.base import LayerMethod, QuantizationConfig, check_bits
 from amxq.quantization.detect import load_quantization_config, read_json
-from amxq.quantization.files import TensorFiles, did_you_mean
+from amxq.quantization.files import TensorFiles
 from amxq.quantization.inputs import Inputs, is_finite
 from amxq.quantization.names import some
 from amxq.quantization.packed import SCALE_DTYPES, PackedWeight

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
 
-from amxq.errors import CheckpointError
+from amxq.errors import CheckpointError, did_you_mean
 from amxq.quantization.detect import folder_path, read_json
 from amxq.quantization.tensor_file import Entry, MappedFile, read_header
 
@@ -189,14 +189,6 @@ class TensorFiles:
         if not (self.folder / file).is_file():
             raise CheckpointError(f"{file!r} is missing in {str(self.folder)!r}; {_AGAIN}")
         return read_header(self.folder / file)
-
-
-def did_you_mean(name: object, names: Iterable[str]) -> str:
-    """``; did you mean 'a' or 'b'?``, or nothing."""
-    import difflib
-
-    close = difflib.get_close_matches(name, list(names), n=2) if isinstance(name, str) else []
-    return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
 
 
 def is_plain_name(file: str) -> bool:

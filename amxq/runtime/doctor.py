@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from amxq import knobs
-from amxq.errors import AmxqError
+from amxq.errors import AmxqError, did_you_mean
 from amxq.runtime import amx, cache, cpu, openmp, targets
 
 Section = dict[str, Any]
@@ -29,8 +29,8 @@ def report() -> Section:
 
     Sections: ``versions``, ``cpu``, ``amx``, ``targets``, ``target``, ``threads``, ``memory``,
     ``cache``, ``environment``, each a dict (with the single key ``error`` if it could not be
-    collected), and ``advice``, a list of sentences. Raises nothing. Linux is asked for the
-    permission to use AMX if the CPU has it.
+    collected), and two lists of sentences: ``advice``, and ``problems``, with which nothing or not
+    all of amxq runs. Raises nothing. Linux is asked for the permission to use AMX if the CPU has it.
     """
     sections: dict[str, Callable[[], Section]] = {
         "versions": _versions,
@@ -45,6 +45,7 @@ def report() -> Section:
     }
     found: Section = {name: _collected(collect) for name, collect in sections.items()}
     found["advice"] = _advice(found)
+    found["problems"] = _problems(found)
     return found
 
 
@@ -68,9 +69,10 @@ def render(report: Section) -> str:
             lines.append(f"  could not be found out: {body['error']}")
         else:
             lines.extend(f"  {line}" for line in write(body))
-    if report.get("advice"):
-        lines.append("Advice")
-        lines.extend(f"  - {sentence}" for sentence in report["advice"])
+    for title in ("Advice", "Problems"):
+        if sentences := report.get(title.lower()):
+            lines.append(title)
+            lines.extend(f"  - {sentence}" for sentence in sentences)
     return "\n".join(lines)
 
 
@@ -168,7 +170,7 @@ def _target() -> Section:
         asked = os.fsdecode(text) if text else None
         return {"in_use": None, "requested": asked, "why": str(error)}
     if requested is None:
-        why = "nobody asked for one: the best that this CPU runs"
+        why = "none was asked for: the best that this CPU runs"
     elif requested == targets.AUTO:
         why = "auto was asked for: the best that this CPU runs"
     else:
@@ -222,10 +224,10 @@ def _environment() -> Section:
         if not text:
             continue
         found[knob.name] = os.fsdecode(text)
-        try:
-            knob.get()
-        except ValueError as error:
-            found[knob.name] = f"cannot be read: {error}"
+        if why := _unreadable(knob):
+            found[knob.name] = f"cannot be read: {why}"
+    for name in _unknown_variables():
+        found[name] = "not read by amxq"
     for name in _OPENMP_VARIABLES:
         text = targets.raw_environment(name.encode())
         if text:
@@ -233,9 +235,41 @@ def _environment() -> Section:
     return found
 
 
+def _unreadable(knob: knobs.Knob[Any]) -> str:
+    """Why the variable's text is no value; empty if it is one, or the variable is not set."""
+    try:
+        knob.get()
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def _unknown_variables() -> list[str]:
+    known = {knob.name for knob in knobs.ALL}
+    return sorted(name for name in os.environ if name.startswith("AMXQ_") and name not in known)
+
+
+def _problems(found: Section) -> list[str]:
+    """What calls of amxq would raise on this machine, with these settings."""
+    said = [why for knob in knobs.ALL if (why := _unreadable(knob))]
+    target = found["target"]
+    if target.get("in_use") is None and "why" in target:
+        said.append(target["why"])
+    return list(dict.fromkeys(said))
+
+
 def _advice(found: Section) -> list[str]:
     """What a person should know or change, from the sections that could be collected."""
-    said: list[str] = []
+    names = [knob.name for knob in knobs.ALL]
+    said = [
+        f"amxq reads no variable {name}{did_you_mean(name, names)}" for name in _unknown_variables()
+    ]
+    target = found["target"]
+    if target.get("in_use") not in (None, "amx") and target["requested"] is None:
+        said.append(
+            "AutoRound checkpoints are meant for Intel AMX and refused here until you ask for "
+            "another target: --target auto, or AMXQ_TARGET=auto"
+        )
     threads = found["threads"]
     launch = threads.get("launch", 0)
     limit = threads.get("cgroup_cpu_limit")
@@ -285,8 +319,8 @@ def _amx_lines(body: Section) -> list[str]:
         lines.append("emulated (AMXQ_EMULATE=1): slow, for testing")
     lines.append("usable" if body["usable"] else f"not usable: {body['reason']}")
     if body["usable"] or body["emulated"]:
-        how = "themselves (AMX-FP16)" if body["fp16"] else "two bf16 numbers"
-        lines.append(f"fp16 activations of a linear are multiplied as {how}")
+        how = "by AMX-FP16" if body["fp16"] else "as two bf16 numbers each, without AMX-FP16"
+        lines.append(f"fp16 activations are multiplied {how}")
     return lines
 
 
@@ -310,7 +344,8 @@ def _threads_lines(body: Section) -> list[str]:
     ]
     if "problem" in body:
         return [*lines, f"problem: {body['problem']}"]
-    return [*lines, f"a launch uses {body['launch']} threads of {body['openmp']}"]
+    threads = "1 thread" if body["launch"] == 1 else f"{body['launch']} threads"
+    return [*lines, f"kernels run on {threads} of {body['openmp']}"]
 
 
 def _memory_lines(body: Section) -> list[str]:

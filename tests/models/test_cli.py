@@ -107,6 +107,9 @@ def test_doctor() -> None:
     text = amxq_command("doctor")
     assert text.returncode == 0, text.stderr
     assert "AMX" in text.stdout and "Kernel cache" in text.stdout
+    wrong = amxq_command("doctor", AMXQ_TARGET="sse9")
+    assert wrong.returncode == 2
+    assert wrong.stdout.endswith("expected one of amx, avx512_bf16, avx512, avx2, or auto\n")
     report = json.loads(amxq_command("doctor", "--json").stdout)
     assert {"cpu", "amx", "targets", "threads", "cache", "versions"} <= set(report)
 

@@ -22,6 +22,7 @@ SECTIONS = {
     "cache",
     "environment",
     "advice",
+    "problems",
 }
 
 
@@ -56,6 +57,7 @@ def seen():
 def test_this_machine():
     found, text = seen()
     assert [name for name in found if "error" in found[name]] == []
+    assert found["problems"] == [] and "Problems" not in text
     assert found["cpu"]["model"] in text
     runs = [name for name, one in found["targets"].items() if one["runs"]]
     assert runs == targets.available_targets()
@@ -63,7 +65,7 @@ def test_this_machine():
         assert found["target"] == {
             "in_use": runs[0],
             "requested": None,
-            "why": "nobody asked for one: the best that this CPU runs",
+            "why": "none was asked for: the best that this CPU runs",
         }
     assert found["threads"]["launch"] == openmp.max_threads()
     assert found["versions"]["python"] == sys.version.split()[0]
@@ -93,6 +95,11 @@ def test_a_cpu_without_avx512(machine):
     assert "avx512f" in found["targets"]["avx512"]["missing_features"]
     assert not found["amx"]["usable"]
     assert "not usable: the CPU does not list" in text
+    assert found["problems"] == []
+    advice = "AutoRound checkpoints are meant for Intel AMX and refused here until you ask"
+    assert advice in "\n".join(found["advice"])
+    targets.set_target("auto")
+    assert advice not in "\n".join(seen()[0]["advice"])
 
 
 @pytest.mark.parametrize(
@@ -121,6 +128,7 @@ def test_a_cpu_that_runs_nothing(machine):
     found, text = seen()
     assert found["target"]["in_use"] is None
     assert "none (this CPU" in text
+    assert found["problems"] == [found["target"]["why"]]
 
 
 @pytest.mark.parametrize(
@@ -138,13 +146,28 @@ def test_bad_environments_are_shown(monkeypatch, variable, value, section):
     assert value in found["environment"][variable]
     assert variable in text
     assert value in json.dumps(found[section])
+    if section != "cache":  # without one, kernels are compiled in every process
+        assert len(found["problems"]) == 1 and text.endswith(
+            f"Problems\n  - {found['problems'][0]}"
+        )
+        assert f"{variable}={value!r}" in found["problems"][0]
+
+
+def test_unknown_variables_are_named(monkeypatch):
+    monkeypatch.setenv("AMXQ_TARGETS", "amx")
+    monkeypatch.setenv("AMXQ_COLOUR", "1")
+    found, text = seen()
+    assert "amxq reads no variable AMXQ_TARGETS; did you mean 'AMXQ_TARGET'?" in found["advice"]
+    assert "amxq reads no variable AMXQ_COLOUR" in found["advice"]
+    assert "  AMXQ_TARGETS not read by amxq" in text
+    assert found["problems"] == []
 
 
 def test_every_section_may_fail(monkeypatch):
     def broken():
         raise RuntimeError("broken on purpose")
 
-    for name in SECTIONS - {"advice"}:
+    for name in SECTIONS - {"advice", "problems"}:
         with monkeypatch.context() as patch:
             patch.setattr(doctor, f"_{name}", broken)
             found, text = seen()
