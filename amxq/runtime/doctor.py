@@ -29,8 +29,8 @@ def report() -> Section:
 
     Sections: ``versions``, ``cpu``, ``amx``, ``targets``, ``target``, ``threads``, ``memory``,
     ``cache``, ``environment``, each a dict (with the single key ``error`` if it could not be
-    collected), and two lists of sentences: ``advice``, and ``problems``, with which nothing or not
-    all of amxq runs. Raises nothing. Linux is asked for the permission to use AMX if the CPU has it.
+    collected), and two lists of sentences: ``advice``, and ``problems``, which calls of amxq
+    would raise. Raises nothing. Linux is asked for the permission to use AMX if the CPU has it.
     """
     sections: dict[str, Callable[[], Section]] = {
         "versions": _versions,

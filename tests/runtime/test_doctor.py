@@ -157,8 +157,8 @@ def test_unknown_variables_are_named(monkeypatch):
     monkeypatch.setenv("AMXQ_TARGETS", "amx")
     monkeypatch.setenv("AMXQ_COLOUR", "1")
     found, text = seen()
-    assert "amxq reads no variable AMXQ_TARGETS; did you mean 'AMXQ_TARGET'?" in found["advice"]
     assert "amxq reads no variable AMXQ_COLOUR" in found["advice"]
+    assert "  - amxq reads no variable AMXQ_TARGETS; did you mean 'AMXQ_TARGET'" in text
     assert "  AMXQ_TARGETS not read by amxq" in text
     assert found["problems"] == []
 
