@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 from synthetic import write_checkpoint
 
+from amxq import cli
+from amxq.runtime import targets
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -40,6 +43,19 @@ def test_examples_run(code: str, tmp_path: Path) -> None:
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_the_first_example_says_what_the_command_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_checkpoint(tmp_path / "checkpoint-folder", chat=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(targets, "_choice", None)
+    exec(BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8"))[0], {})
+    example = capsys.readouterr().out.splitlines()[-1]
+    words = ("--prompt", "why is the sky blue", "--max-new-tokens", "8", "--target", "auto")
+    assert cli.main(["generate", "checkpoint-folder", *words]) == 0
+    assert capsys.readouterr().out == f"{example}\n"
 
 
 def test_shares_of_the_roof_follow_from_the_tables() -> None:
