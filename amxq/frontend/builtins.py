@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import amxq.language as tl
-from amxq.frontend import effects, shapes
+from amxq.frontend import effects, shapes, wording
 from amxq.frontend.descriptors import BlockPointer, Int4Tensor, TensorDescriptor
 from amxq.frontend.semantic import Mistake, Semantic, describe
 from amxq.ir import hardware as hw
@@ -456,4 +456,5 @@ def attribute(sem: Semantic, value: Value, name: str) -> Any:
         return _trans(sem, value)
     if name in METHODS:
         return lambda *args, **kwargs: METHODS[name](sem, value, *args, **kwargs)
-    raise Mistake(f"{describe(value)} has no attribute {name!r}")
+    names = ("shape", "type", "dtype", "T", *METHODS)
+    raise Mistake(*wording.missing_attribute(value, name, names))

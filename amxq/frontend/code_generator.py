@@ -16,7 +16,7 @@ from typing import Any
 
 import amxq.language as tl
 from amxq.errors import CompilationError
-from amxq.frontend import control
+from amxq.frontend import control, wording
 from amxq.frontend.builtins import HANDLERS, attribute
 from amxq.frontend.descriptors import Int4Tensor, TensorDescriptor
 from amxq.frontend.semantic import UNASSIGNABLE, Mistake, Semantic, describe, text_of
@@ -146,10 +146,7 @@ class CodeGenerator:
                 continue
             handler = getattr(self, f"stmt_{type(statement).__name__}", None)
             if handler is None:
-                raise self.error(
-                    statement,
-                    f"{type(statement).__name__.lower()} is not a statement of the kernel language",
-                )
+                raise self.error(statement, *wording.statement(statement))
             if self.guarded(statement, handler, statement):
                 return True
         return False
@@ -220,9 +217,7 @@ class CodeGenerator:
     def eval(self, node: ast.expr) -> Any:
         handler = getattr(self, f"expr_{type(node).__name__}", None)
         if handler is None:
-            raise self.error(
-                node, f"{type(node).__name__} expressions are not part of the kernel language"
-            )
+            raise self.error(node, *wording.expression(node))
         before, self.b.loc = self.b.loc, self.location(node)
         try:
             return self.guarded(node, handler, node)
@@ -252,7 +247,11 @@ class CodeGenerator:
         if isinstance(value, (int, float, bool, str, tuple, type(None))):
             self.captured[self.source, node.id] = value
             return value
-        raise self.error(node, f"{node.id} is {value!r}, which a kernel cannot use")
+        raise self.error(
+            node,
+            f"{node.id} is {describe(value)}, which a kernel cannot use",
+            "pass it as an argument",
+        )
 
     def expr_Attribute(self, node: ast.Attribute) -> Any:
         owner = self.eval(node.value)
@@ -261,7 +260,7 @@ class CodeGenerator:
         if isinstance(owner, _WITH_ATTRIBUTES) or _is_module(owner):
             if not node.attr.startswith("_") and hasattr(owner, node.attr):
                 return getattr(owner, node.attr)
-        raise self.error(node, f"{describe(owner)} has no attribute {node.attr!r}")
+        raise self.error(node, *wording.missing_attribute(owner, node.attr, dir(owner)))
 
     def expr_BinOp(self, node: ast.BinOp) -> Any:
         return self.binary(node, node.op, self.eval(node.left), self.eval(node.right))
@@ -358,18 +357,15 @@ class CodeGenerator:
                 return self.inline(node, callee.kernel_source, args, kwargs)
             if callee in _SAFE_GLOBALS:
                 if any(isinstance(a, Value) for a in args):
-                    raise Mistake(f"{callee.__name__}() of a value of the run time")
+                    what = f"{callee.__name__}() of a value of the run time"
+                    raise Mistake(what, "value.to(tl.float32) converts, value.shape tells sizes")
                 return callee(*args, **kwargs)
             if getattr(callee, "__module__", "").startswith("amxq.") and not _is_module(callee):
                 return callee(*args, **kwargs)
         except TypeError as problem:
             # the builtin's handler is named after it, with an underscore before
             raise self.error(node, str(problem).removeprefix("_")) from None
-        raise self.error(
-            node,
-            f"{getattr(callee, '__name__', repr(callee))} is not a function of the kernel language",
-            "decorate it with @amxq.jit to call it from a kernel",
-        )
+        raise self.error(node, *wording.callee(callee))
 
     def function(self, node: ast.Call, value: Any) -> Any:
         """A jit function that is handed to a builtin, as a function of values."""

@@ -315,7 +315,9 @@ class Semantic:
     def index(self, x: object, entries: tuple[Any, ...]) -> Value:
         """``x[:, None]``: entries are ``slice(None)`` and None."""
         if not isinstance(x, Value) or not shape_of(x.type):
-            raise Mistake(f"{describe(x)} cannot be indexed")
+            pointer = isinstance(x, Value) and isinstance(x.type, PointerType)
+            hint = "read memory with tl.load(pointer + offset)" if pointer else ""
+            raise Mistake(f"{describe(x)} cannot be indexed", hint)
         if [e for e in entries if e is not None] != [slice(None)] * len(shape_of(x.type)):
             raise Mistake("tiles are indexed with : and None only", "as in x[:, None]")
         for axis, entry in enumerate(entries):

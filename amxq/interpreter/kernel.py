@@ -11,8 +11,9 @@ from types import CodeType, FrameType, TracebackType
 from typing import Any
 
 from amxq.errors import CompilationError, OutOfBoundsError
+from amxq.frontend import wording
 from amxq.frontend.builtins import HANDLERS
-from amxq.frontend.semantic import Mistake, Semantic, describe, text_of
+from amxq.frontend.semantic import Mistake, Semantic, text_of
 from amxq.frontend.shapes import beyond
 from amxq.frontend.source import KernelSource
 from amxq.interpreter import steps
@@ -148,7 +149,10 @@ def _explained(problem: BaseException) -> tuple[str, str]:
     if isinstance(problem, NameError):
         return str(problem), ""
     if isinstance(problem, AttributeError) and problem.name is not None:
-        return f"{describe(problem.obj)} has no attribute {problem.name!r}", ""
+        return wording.missing_attribute(problem.obj, problem.name, dir(problem.obj))
+    if isinstance(problem, TypeError) and Proxy.__name__ in str(problem):
+        text = text_of(problem).replace(Proxy.__name__, "value of the run time")
+        return text, "use a function of tl"
     return text_of(problem), ""
 
 

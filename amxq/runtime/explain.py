@@ -111,8 +111,11 @@ def explain(compiled: Launchable, cpu: str | None = None) -> Explanation:
             instruction.
     """
     if not isinstance(compiled, CompiledKernel):
+        kernel = getattr(compiled, "kernel_source", None)
+        name = "kernel" if kernel is None else kernel.name
+        what = f"a {type(compiled).__name__}" if kernel is None else name
         raise ArgumentError(
-            f"{compiled!r} is no compiled kernel: give what kernel.warmup or a launch returns"
+            f"{what} is no compiled kernel: give what {name}.warmup(…) or a launch returns"
         )
     name = cpu or ("zen4" if compiled.target.name == "avx512_bf16" else "emerald_rapids")
     if name not in ports.CPUS:

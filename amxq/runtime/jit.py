@@ -237,6 +237,12 @@ class JITFunction:
         values: list[Any] = []
         for name, value in bound.items():
             if name in self.kernel_source.constexprs or value is None:
+                if hasattr(value, "data_ptr"):
+                    raise DTypeError(
+                        f"argument {name!r} is a {type(value).__name__}, but the parameter is "
+                        "annotated tl.constexpr: give a number, string, tuple, type or function, "
+                        "or leave the annotation out"
+                    )
                 constants[name] = value
                 continue
             types[name], passed = typed(name, value)
@@ -313,11 +319,13 @@ def _type_only(name: str, value: Any) -> tuple[Type, Any]:
 
 
 def _three(sizes: Sequence[int]) -> tuple[int, int, int]:
-    given = tuple(sizes) if isinstance(sizes, (tuple, list)) else (None,)
-    good = 1 <= len(given) <= 3 and all(isinstance(s, int) and 0 <= s < 1 << 31 for s in given)
-    if not good:
-        raise ShapeError(f"the grid is {sizes!r}, expected 1 to 3 whole numbers below 2^31")
-    x, y, z = (*given, 1, 1)[:3]
+    if not isinstance(sizes, (tuple, list)):
+        raise ShapeError(f"the grid is {sizes!r}, expected a tuple of 1 to 3 sizes, as in (4,)")
+    if not 1 <= len(sizes) <= 3:
+        raise ShapeError(f"the grid {sizes!r} has {len(sizes)} sizes, expected 1 to 3")
+    if not all(isinstance(s, int) and 0 <= s < 1 << 31 for s in sizes):
+        raise ShapeError(f"the grid is {sizes!r}, expected whole numbers from 0 to 2^31 - 1")
+    x, y, z = (*sizes, 1, 1)[:3]
     return x, y, z
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import traceback
 from typing import Any
 
@@ -88,14 +89,29 @@ def assert_statement(x):
 @wrong(F32)
 @amxq.jit
 def lambda_expression(x):
-    f = lambda y: y  # noqa: E731 # error: Lambda expressions are not part |
+    f = lambda y: y  # noqa: E731 # error: lambda functions are not part | @amxq.jit
     tl.store(x, f(1.0))
 
 
 @wrong(F32)
 @amxq.jit
 def comprehension(x):
-    tl.store(x, [i + 1 for i in (1, 2)][0])  # error: ListComp expressions are not part |
+    tl.store(x, [i + 1 for i in (1, 2)][0])  # error: comprehensions are not part | tl.static_range
+
+
+@wrong(F32)
+@amxq.jit
+def formatted(x):
+    tl.static_print(f"{x}")  # error: f-strings are not part | take the values one by one
+
+
+@wrong(F32)
+@amxq.jit
+def function_in_a_kernel(x):
+    def inner(y):  # error: def is not a statement | outside of the kernel, with @amxq.jit
+        return y
+
+    tl.store(x, inner(1.0))
 
 
 @wrong(F32)
@@ -152,7 +168,31 @@ def helper(value: float) -> float:
 @wrong(F32)
 @amxq.jit
 def torch_function(x):
-    tl.store(x, torch.exp(tl.load(x)))  # error: is not a function of the kernel language |
+    tl.store(x, torch.exp(tl.load(x)))  # error: exp is not a function of the | ^use tl.exp$
+
+
+@wrong(F32)
+@amxq.jit
+def function_of_python(x):
+    tl.store(x, math.exp(tl.load(x)))  # error: exp is not a function of the | ^use tl.exp$
+
+
+@wrong(F32)
+@amxq.jit
+def function_without_a_counterpart(x):
+    tl.store(x, math.gcd(tl.load(x)))  # error: gcd is not a function of | docs/language.md
+
+
+@wrong(F32)
+@amxq.jit
+def printing(x):
+    print("x", tl.load(x))  # error: print is not a function | ^use tl.device_print$
+
+
+@wrong(F32)
+@amxq.jit
+def conversion(x):
+    tl.store(x, float(tl.load(x)))  # error: float\(\) of a value of the run time | value.to
 
 
 @wrong(F32)

@@ -212,6 +212,21 @@ def unknown_operation(x, FN: tl.constexpr):
 
 
 @amxq.jit
+def misspelt_operation(x, FN: tl.constexpr):
+    tl.store(x, tl.laod(x))
+
+
+@amxq.jit
+def misspelt_method(x, FN: tl.constexpr):
+    tl.store(x, tl.load(x).reshpae((1,)))
+
+
+@amxq.jit
+def index_of_a_pointer(x, FN: tl.constexpr):
+    tl.store(x, x[0])
+
+
+@amxq.jit
 def unknown_attribute(x, FN: tl.constexpr):
     tl.store(x, tl.load(x).unknown)
 
@@ -315,8 +330,14 @@ def inner_loops(a, b):
     return loops(a, b)
 
 
+HINTS = {
+    misspelt_operation: "did you mean 'load'?",
+    misspelt_method: "did you mean 'reshape' or 'shape'?",
+    index_of_a_pointer: "read memory with tl.load(pointer + offset)",
+}
 WRONG = [
     *((k, None) for k in (unknown_name, unknown_function, unknown_operation, unknown_attribute)),
+    *((k, None) for k in (misspelt_operation, misspelt_method, index_of_a_pointer)),
     *((k, None) for k in (unknown_attribute_of_a_type, too_many_arguments, no_such_argument)),
     (arithmetic_of_constants, None),
     (calls_it, adds_a_name),
@@ -346,6 +367,8 @@ def test_the_same_words_as_of_the_compiler(
             kernel[(1,)](torch.zeros(8), FN=function)
         texts.append(str(caught.value))
     assert texts[0] == texts[1] and "^" in texts[0]
+    if kernel in HINTS:
+        assert texts[0].endswith(f"\n    hint: {HINTS[kernel]}")
     if function is not None and kernel is not calls_it and "add" not in function.__name__:
         assert f"{function.__name__} does more than computing" in texts[0]
         assert "use tl.where instead of if" in texts[0]
@@ -374,6 +397,18 @@ def fails() -> None:
 @amxq.jit
 def calls_python(x):
     fails()
+
+
+@amxq.jit
+def takes_pythons(x, FN: tl.constexpr):
+    tl.store(x, FN(tl.load(x + tl.arange(0, 8))))
+
+
+@pytest.mark.parametrize("function", [abs, len, torch.exp])
+def test_functions_of_python_that_tiles_have_not(interpreter: None, function: Any) -> None:
+    with pytest.raises(CompilationError, match="value of the run time") as caught:
+        takes_pythons[(1,)](torch.zeros(8), FN=function)
+    assert caught.value.hint == "use a function of tl" and "Proxy" not in str(caught.value)
 
 
 def test_what_python_finds_and_what_is_none_of_its_business(interpreter: None) -> None:

@@ -157,7 +157,7 @@ def test_text_and_wrong_arguments() -> None:
     assert "loads 512 bytes of arrays" in text and HERE in text and "0 vector, 0 other" in text
     assert "sums += at_least_half(value) * value" in text
     assert amxq.explain(compiled, cpu="zen4").cpu == "zen4"
-    with pytest.raises(ArgumentError, match="is no compiled kernel"):
+    with pytest.raises(ArgumentError, match=r"^total is no .*give what total\.warmup\("):
         amxq.explain(total)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="cpu is 'arm', expected one of emerald_rapids, zen4"):
         amxq.explain(compiled, cpu="arm")
