@@ -10,7 +10,7 @@ from amxq.integrations.layers import Int4Linear, PackedModule
 from amxq.ops.bound import observed
 from amxq.ops.dense import dequantize_rows, few_rows_linear, int8_weight_linear, quantize_rows
 from amxq.ops.gated import ACTIVATIONS, bound_gated_linear, gated_linear
-from amxq.ops.gradient import differentiated
+from amxq.ops.gradient import differentiated, primal
 from amxq.ops.normalize import rms_norm
 
 MANY_ROWS = 16
@@ -39,8 +39,8 @@ class RmsNorm(torch.nn.Module):
         if differentiated(x, weight) or x.dtype != weight.dtype:
             return plain_rms_norm(x, weight, self.variance_epsilon)
         if observed(x, weight):
-            return torch.ops.amxq.rms_norm(  # type: ignore[no-any-return]
-                x, weight, self.variance_epsilon
+            return primal(  # type: ignore[no-any-return]
+                torch.ops.amxq.rms_norm, x, weight, self.variance_epsilon
             )
         return rms_norm(x.contiguous(), weight, self.variance_epsilon)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from amxq.errors import ArgumentError, DTypeError, LayoutError, ShapeError
@@ -114,6 +116,18 @@ def check_like_result(name: str, tensor: torch.Tensor, x: torch.Tensor, N: int) 
     if tensor.device != x.device or tensor.layout is not torch.strided:
         raise LayoutError(
             f"{name} is {tensor.layout} on {tensor.device}; expected dense, on x's {x.device}"
+        )
+
+
+def check_devices(tensors: Mapping[str, torch.Tensor | None]) -> None:
+    """Raises LayoutError where some tensors are on one device and some on another: for a call with
+    one on the meta device torch takes the shape of the result, and memory that nobody writes."""
+    devices = {name: t.device for name, t in tensors.items() if t is not None}
+    if len(set(devices.values())) > 1:
+        lost = next(name for name, device in devices.items() if device.type != "cpu")
+        other = next(name for name, device in devices.items() if device != devices[lost])
+        raise LayoutError(
+            f"{lost} is on {devices[lost]} and {other} on {devices[other]}; expected CPU tensors"
         )
 
 

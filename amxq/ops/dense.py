@@ -12,6 +12,7 @@ import torch
 
 from amxq.errors import DTypeError, LayoutError, ShapeError
 from amxq.ops.bound import observed
+from amxq.ops.checks import check_devices
 from amxq.ops.schedule import compile_with
 from amxq.runtime.compiler import Launchable
 from amxq.runtime.targets import get_target
@@ -170,6 +171,7 @@ def _check_int8(
 def _fake(
     x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
+    check_devices({"x": x, "weight": weight, "scales": scales, "bias": bias})
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
 

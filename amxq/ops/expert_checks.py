@@ -208,7 +208,12 @@ def wrong_id(
     """The error for assignment ``at``, whose id is no expert's."""
     where = f"topk_ids[{at // sizes.topk}, {at % sizes.topk}]"
     given = int(topk_ids.reshape(-1)[at])
-    if expert_map is None or given >= sizes.ids:
+    if expert_map is not None and given >= sizes.ids:
+        return ShapeError(
+            f"{where} is {given}, but expert_map has shape [{sizes.ids}]; expected an entry for "
+            f"each id that a router may give"
+        )
+    if expert_map is None:
         return ShapeError(
             f"{where} is {given}; expected an id below {sizes.ids}, or a negative one for none"
         )

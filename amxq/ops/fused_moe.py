@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 
 from amxq.errors import AmxqError, DTypeError, LayoutError
 from amxq.ops import expert_checks as checks
 from amxq.ops import expert_token
-from amxq.ops.checks import check_precision
+from amxq.ops.checks import check_devices, check_precision
 from amxq.ops.expert_layer import ExpertLayer
 from amxq.ops.expert_weights import weights_of
-from amxq.ops.gradient import differentiated
+from amxq.ops.gradient import differentiated, primal, refuse_tangents
 from amxq.quantization.packed import PackedWeight
 from amxq.runtime.targets import get_target
 
@@ -98,7 +99,8 @@ def fused_moe(
             "call it under torch.no_grad(), and with primals"
         )
     try:
-        return torch.ops.amxq.fused_moe(  # type: ignore[no-any-return]
+        return primal(  # type: ignore[no-any-return]
+            torch.ops.amxq.fused_moe,
             x,
             *w13,
             *w2,
@@ -163,6 +165,7 @@ def _cpu(
     w2_bias: torch.Tensor | None = None,
     precision: str = "bf16",
 ) -> torch.Tensor:
+    refuse_tangents("fused_moe", x, topk_weights)
     w13 = PackedWeight(w13_qweight, w13_scales, w13_zeros, w13_perm)
     w2 = PackedWeight(w2_qweight, w2_scales, w2_zeros, w2_perm)
     layer = weights_of(w13, w2, w13_bias, w2_bias, interleaved)
@@ -213,9 +216,9 @@ def _fake(
     w2_bias: torch.Tensor | None = None,
     precision: str = "bf16",
 ) -> torch.Tensor:
-    """Shapes and dtypes only, for tracing. A call of tensors some of which are on the meta device
-    ends here too, and must not return memory that nobody has written."""
-    given = {
+    """Shapes and dtypes only, for tracing, or for a call with tensors on the meta device."""
+    given: dict[str, Any] = {
+        "x": x,
         **_named("w13", (w13_qweight, w13_scales, w13_zeros, w13_perm)),
         **_named("w2", (w2_qweight, w2_scales, w2_zeros, w2_perm)),
         "topk_weights": topk_weights,
@@ -224,11 +227,7 @@ def _fake(
         "w13_bias": w13_bias,
         "w2_bias": w2_bias,
     }
-    for name, tensor in given.items():
-        if isinstance(tensor, torch.Tensor) and tensor.device != x.device:
-            raise LayoutError(
-                f"{name} is on {tensor.device} and x on {x.device}; expected CPU tensors"
-            )
+    check_devices(given)
     checks.check_activation(activation, interleaved, limit, alpha)
     check_precision(precision)
     w13 = PackedWeight(w13_qweight, w13_scales, w13_zeros, w13_perm)

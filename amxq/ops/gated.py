@@ -12,8 +12,8 @@ from amxq.ops import linear as one
 from amxq.ops import schedule
 from amxq.ops.activations import ordered_rows
 from amxq.ops.bound import Bound, BoundCall, bound
-from amxq.ops.checks import check_activations, check_precision, check_weight
-from amxq.ops.gradient import differentiated
+from amxq.ops.checks import check_activations, check_devices, check_precision, check_weight
+from amxq.ops.gradient import differentiated, primal, refuse_tangents
 from amxq.quantization.packed import PackedWeight
 from amxq.runtime.compiler import Launchable
 from amxq.runtime.targets import get_target
@@ -62,8 +62,9 @@ def gated_linear(
         _check(x, gate, up, activation, precision)
         gated = one.linear(x, *gate, precision=precision)
         return ACTIVATIONS[activation](gated) * one.linear(x, *up, precision=precision)
-    return torch.ops.amxq.gated_linear(  # type: ignore[no-any-return]
-        x, *gate[:3], *up[:3], activation=activation, precision=precision
+    operator, weights = torch.ops.amxq.gated_linear, (*gate[:3], *up[:3])
+    return primal(  # type: ignore[no-any-return]
+        operator, x, *weights, activation=activation, precision=precision
     )
 
 
@@ -104,6 +105,7 @@ def _cpu(
     activation: str = "silu",
     precision: str = "bf16",
 ) -> torch.Tensor:
+    refuse_tangents("gated_linear", x)
     gate = PackedWeight(gate_qweight, gate_scales, gate_zeros, None)
     up = PackedWeight(up_qweight, up_scales, up_zeros, None)
     M, N, K, group = _check(x, gate, up, activation, precision)
@@ -129,7 +131,13 @@ def _fake(
     activation: str = "silu",
     precision: str = "bf16",
 ) -> torch.Tensor:
-    return x.new_empty((*x.shape[:-1], gate_scales.shape[0]))
+    """Shapes and dtypes only, for tracing, or for a call with tensors on the meta device."""
+    gate = {"gate.qweight": gate_qweight, "gate.scales": gate_scales, "gate.zeros": gate_zeros}
+    up = {"up.qweight": up_qweight, "up.scales": up_scales, "up.zeros": up_zeros}
+    check_devices({"x": x, **gate, **up})
+    N = gate_scales.shape[0]
+    check_activations(x, 8 * gate_qweight.shape[1], N, precision)
+    return x.new_empty((*x.shape[:-1], N))
 
 
 _library.impl("gated_linear", _cpu, "CPU")
@@ -142,10 +150,10 @@ def _check_weights(gate: PackedWeight, up: PackedWeight, activation: str) -> tup
         names = ", ".join(map(repr, ACTIVATIONS))
         raise ArgumentError(f"activation={activation!r}; expected one of {names}")
     K, N, G = check_weight(*gate)
-    if check_weight(*up) != (K, N, G):
+    if (other := check_weight(*up)) != (K, N, G):
         raise ShapeError(
-            f"gate is [{N}, {K}] with {G} groups, up has scales {list(up.scales.shape)} and "
-            f"qweight {list(up.qweight.shape)}; expected weights of the same shape"
+            f"gate is [{N}, {K}] with groups of {K // G}, up [{other[1]}, {other[0]}] with groups "
+            f"of {other[0] // other[2]}; expected weights of the same shape and group size"
         )
     _check_no_perm(gate, up)
     if gate.scales.dtype != up.scales.dtype or (gate.zeros is None) != (up.zeros is None):

@@ -7,11 +7,14 @@ or without a gradient, costs 5 µs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._functorch import eager_transforms
 from torch.autograd import forward_ad
 
+from amxq.errors import LayoutError
 from amxq.ops.raw import packed_once
 from amxq.quantization.packed import PackedWeight
 from amxq.quantization.packing import dequantize
@@ -35,6 +38,27 @@ def differentiated(*tensors: torch.Tensor | None) -> bool:
     return (
         torch.is_grad_enabled() and any(getattr(t, "requires_grad", False) for t in tensors)
     ) or has_tangent(*tensors)
+
+
+def refuse_tangents(operator: str, *tensors: torch.Tensor | None) -> None:
+    """For what torch calls below its differentiation: raises LayoutError where the result would
+    lack a tangent. ``torch.func.jvp`` hides them, so that in it all calls but primal's are refused.
+    """
+    if forward_ad._current_level < 0 or not torch._C._is_fwd_grad_enabled():
+        return
+    if eager_transforms.JVP_NESTING or has_tangent(*tensors):
+        raise LayoutError(
+            f"torch.ops.amxq.{operator} has no tangents, but is differentiated forwards: call "
+            "amxq.linear or its relatives, or give it primals, outside of torch.func.jvp"
+        )
+
+
+def primal(operator: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """A call of arguments that are known to have no tangents."""
+    if forward_ad._current_level < 0:
+        return operator(*args, **kwargs)
+    with forward_ad._set_fwd_grad_enabled(False):
+        return operator(*args, **kwargs)
 
 
 class _Linear(torch.autograd.Function):

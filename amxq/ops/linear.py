@@ -4,6 +4,7 @@ weight."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -15,12 +16,14 @@ from amxq.ops.checks import (
     check_activations,
     check_apart,
     check_bias,
+    check_devices,
     check_out,
     check_precision,
     check_weight,
     check_writable,
+    lazy,
 )
-from amxq.ops.gradient import differentiated, linear_with_gradient
+from amxq.ops.gradient import differentiated, linear_with_gradient, primal, refuse_tangents
 from amxq.ops.raw import packed_once
 from amxq.quantization.packed import PackedWeight
 from amxq.runtime.targets import get_target
@@ -123,15 +126,16 @@ def _dispatched(
                 )
             return linear_with_gradient(x, qweight, scales, zeros, perm, bias, residual, precision)
         if out is None:
-            return torch.ops.amxq.linear(  # type: ignore[no-any-return]
-                x, qweight, scales, zeros, perm, bias=bias, residual=residual, precision=precision
+            return primal(  # type: ignore[no-any-return]
+                torch.ops.amxq.linear,
+                *(x, qweight, scales, zeros, perm),
+                bias=bias,
+                residual=residual,
+                precision=precision,
             )
-        torch.ops.amxq.linear_out(
-            x,
-            qweight,
-            scales,
-            zeros,
-            perm,
+        primal(
+            torch.ops.amxq.linear_out,
+            *(x, qweight, scales, zeros, perm),
             bias=bias,
             residual=residual,
             precision=precision,
@@ -204,15 +208,9 @@ def _fake(
     residual: torch.Tensor | None = None,
     precision: str = "bf16",
 ) -> torch.Tensor:
-    """Shapes and dtypes only, for tracing. A call of tensors some of which are on the meta device
-    ends here too, and must not return memory that nobody has written."""
-    tensors = {"qweight": qweight, "scales": scales, "zeros": zeros, "perm": perm, "bias": bias}
-    tensors["residual"] = residual
-    for name, tensor in tensors.items():
-        if tensor is not None and tensor.device != x.device:
-            raise LayoutError(
-                f"{name} is on {tensor.device} and x on {x.device}; expected CPU tensors"
-            )
+    """Shapes and dtypes only, for tracing, or for a call with tensors on the meta device."""
+    tensors = {"x": x, "qweight": qweight, "scales": scales, "zeros": zeros, "perm": perm}
+    check_devices(tensors | {"bias": bias, "residual": residual})
     raw = qweight.dtype == torch.int32
     if not raw:
         K = 8 * qweight.shape[1] if perm is None else perm.shape[0]
@@ -236,7 +234,19 @@ def _fake_out(
     check_out(out, x, y.shape[-1])
 
 
+def _lazy_out(*tensors: torch.Tensor | None, out: torch.Tensor, **options: Any) -> None:
+    """For tensors that torch would carry out first, and ``out`` with them."""
+    check_writable(out)
+    *given, options["bias"], options["residual"] = [
+        t.clone() if t is not None and lazy(t) else t
+        for t in (*tensors, options.get("bias"), options.get("residual"))
+    ]
+    torch.ops.amxq.linear_out(*given, out=out, **options)
+
+
 _library.impl("linear", _cpu, "CPU")
+for _key in ("Negative", "ZeroTensor"):
+    _library.impl("linear_out", _lazy_out, _key)
 _library.impl("linear_out", _cpu_out, "CPU")
 torch.library.register_fake("amxq::linear", _fake, lib=_library)
 torch.library.register_fake("amxq::linear_out", _fake_out, lib=_library)
@@ -294,6 +304,7 @@ def _run(
     precision: str,
     out: torch.Tensor | None,
 ) -> torch.Tensor:
+    refuse_tangents("linear", x, bias, residual, out)
     if qweight.dtype is torch.int32:
         qweight, scales, zeros, perm = packed_once(qweight, scales, zeros, perm)
     K, N, G = check_weight(qweight, scales, zeros, perm)

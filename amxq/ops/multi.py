@@ -17,10 +17,11 @@ from amxq.ops.checks import (
     PRECISIONS,
     check_activations,
     check_bias,
+    check_devices,
     check_precision,
     check_weight,
 )
-from amxq.ops.gradient import differentiated
+from amxq.ops.gradient import differentiated, primal, refuse_tangents
 from amxq.quantization.packed import PackedWeight
 from amxq.runtime.targets import get_target
 
@@ -128,7 +129,8 @@ def _joined(
             parts = [None] * len(weights) if bias is None else bias.split(widths)
             pairs = zip(weights, parts, strict=True)
             return torch.cat([one.linear(x, *w, bias=b, precision=precision) for w, b in pairs], -1)
-        return torch.ops.amxq.multi_linear(  # type: ignore[no-any-return]
+        return primal(  # type: ignore[no-any-return]
+            torch.ops.amxq.multi_linear,
             x,
             qweights,
             scales,
@@ -139,13 +141,16 @@ def _joined(
         )
     except (AttributeError, RuntimeError) as problem:  # of torch, before a kernel was reached
         if not isinstance(problem, AmxqError):
-            given: dict[str, object] = {}
-            for name, tensors in (("qweight", qweights), ("scales", scales), ("zeros", zeros)):
-                given |= {f"{name} of weight {i}": t for i, t in enumerate(tensors)}
-            given |= {"perm": perm, "bias": bias}
+            given = {**_named(qweights, scales, zeros), "perm": perm, "bias": bias}
             given = {name: t for name, t in given.items() if t is not None}
             one.refuse({"x": x} | given, precision)
         raise
+
+
+def _named(qweights: Sequence[Any], scales: Sequence[Any], zeros: Sequence[Any]) -> dict[str, Any]:
+    """The weights' tensors, as messages call them."""
+    kinds = (("qweight", qweights), ("scales", scales), ("zeros", zeros))
+    return {f"{name} of weight {i}": t for name, ts in kinds for i, t in enumerate(ts)}
 
 
 def _cpu(
@@ -158,6 +163,7 @@ def _cpu(
     bias: torch.Tensor | None = None,
     precision: str = "bf16",
 ) -> torch.Tensor:
+    refuse_tangents("multi_linear", x, bias)
     joint = _join(_packed(qweights, scales, zeros, perm))
     K = joint.K if perm is None else perm.shape[0]
     M = check_activations(x, K, joint.N, precision, bias)
@@ -184,12 +190,8 @@ def _fake(
     precision: str = "bf16",
 ) -> torch.Tensor:
     """Shapes and dtypes only, for tracing, or for a call with tensors on the meta device."""
-    for tensor in (*qweights, *scales, *(zeros or ()), perm, bias):
-        if tensor is not None and tensor.device != x.device:
-            raise LayoutError(
-                f"x is on {x.device} and a tensor of a weight or bias on {tensor.device}; "
-                "expected CPU tensors"
-            )
+    given = {"x": x, **_named(qweights, scales, zeros or ()), "perm": perm, "bias": bias}
+    check_devices(given)
     weights = _packed(qweights, scales, zeros, perm)
     K = 8 * qweights[0].shape[1] if perm is None else perm.shape[0]
     N = sum(w.scales.shape[0] for w in weights)

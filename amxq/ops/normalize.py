@@ -8,6 +8,8 @@ import torch
 
 from amxq.errors import DTypeError, LayoutError, ShapeError
 from amxq.ir.types import F32, I32, Type
+from amxq.ops.checks import check_devices
+from amxq.ops.gradient import refuse_tangents
 from amxq.runtime.compiler import Launchable
 from amxq.runtime.jit import pointers
 from amxq.runtime.targets import get_target
@@ -50,10 +52,12 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def _cpu(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    refuse_tangents("rms_norm", x, weight)
     return rms_norm(x.contiguous(), weight, eps)
 
 
 def _fake(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    check_devices({"x": x, "weight": weight})
     return x.new_empty(x.shape)
 
 

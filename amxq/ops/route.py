@@ -9,7 +9,7 @@ import torch
 
 from amxq.errors import ArgumentError, DTypeError, LayoutError, ShapeError
 from amxq.ir.types import F32, I32, I64, Type
-from amxq.ops.gradient import has_tangent
+from amxq.ops.gradient import has_tangent, primal, refuse_tangents
 from amxq.runtime.compiler import Launchable
 from amxq.runtime.jit import pointers
 from amxq.runtime.targets import get_target
@@ -71,7 +71,8 @@ def route(
             raise ArgumentError(f"{name} is {value!r}; expected a whole number")
     if has_tangent(logits, correction_bias):
         raise LayoutError("logits has a tangent, which amxq.route has not: call it with primals")
-    return torch.ops.amxq.route(  # type: ignore[no-any-return]
+    return primal(  # type: ignore[no-any-return]
+        torch.ops.amxq.route,
         logits,
         topk,
         scoring=scoring,
@@ -94,6 +95,7 @@ def _cpu(
     topk_groups: int | None = None,
     routed_scaling_factor: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    refuse_tangents("route", logits, correction_bias)
     top_groups = _check(logits, topk, scoring, correction_bias, num_groups, topk_groups)
     weights, ids = _empty(logits, topk)
     M, E = logits.shape

@@ -73,10 +73,13 @@ def test_gated_linear_takes_strided_and_empty_activations() -> None:
 
 def test_gated_linear_refuses_weights_that_do_not_belong_together() -> None:
     x, one = torch.randn(2, 64).bfloat16(), weight(40, 64, 2, False, 1)
-    with pytest.raises(ShapeError, match="same shape"):
-        amxq.gated_linear(x, one, weight(48, 64, 2, False, 2))
-    with pytest.raises(ShapeError, match="same shape"):
-        amxq.gated_linear(x, one, weight(40, 64, 4, False, 2))
+    for other, said in (((48, 64, 2), r"\[48, 64\] with groups of 32"), ((40, 64, 4), "of 16")):
+        with pytest.raises(ShapeError, match=rf"gate is \[40, 64\] with groups of 32, up .*{said}"):
+            amxq.gated_linear(x, one, weight(*other, False, 2))
+    lost = one._replace(qweight=one.qweight.to("meta"))
+    for arguments, name in (((x, one, lost), "up.qweight"), ((x.to("meta"), one, one), "x")):
+        with pytest.raises(LayoutError, match=f"{name} is on meta and .* on cpu"):
+            amxq.gated_linear(*arguments)
     with pytest.raises(LayoutError, match="zeros"):
         amxq.gated_linear(x, one, weight(40, 64, 2, True, 2))
     with pytest.raises(LayoutError, match="perm"):
@@ -123,6 +126,8 @@ def test_rms_norm_refuses() -> None:
     x = torch.randn(3, 64)
     with pytest.raises(ShapeError, match=r"\[3, 64\] and weight \[32\]"):
         torch.ops.amxq.rms_norm(x, torch.randn(32), 1e-6)
+    with pytest.raises(LayoutError, match="weight is on meta and x on cpu"):
+        torch.ops.amxq.rms_norm(x, torch.randn(64, device="meta"), 1e-6)
     with pytest.raises(DTypeError, match="bfloat16"):
         torch.ops.amxq.rms_norm(x, torch.randn(64).bfloat16(), 1e-6)
     with pytest.raises(LayoutError, match="contiguous"):

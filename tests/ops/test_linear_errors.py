@@ -39,7 +39,7 @@ WRONG = [
     ({"x": X[:0, :5]}, ShapeError, r"x has shape \[0, 5\]"),
     ({"x": X.float().to_sparse()}, LayoutError, "sparse_coo; .*to_dense"),
     ({"x": X.float().to_mkldnn()}, LayoutError, "_mkldnn; .*to_dense"),
-    ({"x": X.to("meta")}, LayoutError, "x on meta"),
+    ({"x": X.to("meta")}, LayoutError, "x is on meta and qweight on cpu"),
     ({"x": torch.quantize_per_tensor(X.float(), 0.1, 0, torch.qint8)}, LayoutError, "quantised"),
     ({"x": torch.nested.nested_tensor([X.float()])}, LayoutError, "x is nested"),
     # qweight
@@ -167,8 +167,16 @@ def test_the_operator_itself_checks_too() -> None:
         op(X, W.qweight.to("meta"), W.scales)
     with pytest.raises(DTypeError, match="float64"):
         op(X.double(), *W)
+    op_out = torch.ops.amxq.linear_out
     with pytest.raises(ShapeError, match="out has shape"):
-        torch.ops.amxq.linear_out(X, *W, out=X.new_empty(2, N))
+        op_out(X, *W, out=X.new_empty(2, N))
+    for out in (X.new_empty(3, N)._neg_view(), torch._efficientzerotensor(3, N, dtype=X.dtype)):
+        with pytest.raises(LayoutError, match="out is a lazy"):
+            op_out(X, *W, out=out)
+    out, bias = X.new_empty(3, N), torch.randn(N)
+    for lazy in ((-X)._neg_view(), torch._efficientzerotensor(3, K, dtype=X.dtype)):
+        op_out(lazy, *W, bias=(-bias)._neg_view(), precision="int8", out=out)
+        assert torch.equal(out, op(lazy + 0, *W, bias=bias, precision="int8"))
 
 
 @pytest.mark.parametrize("target", ["avx512_vnni", "", "AMX"])

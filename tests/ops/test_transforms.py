@@ -187,6 +187,33 @@ def test_out_is_not_transformed() -> None:
         amxq.linear(forward_ad.make_dual(randn(M, K), randn(M, K)), *W, out=torch.empty(M, N))
 
 
+BARE: dict[str, Function] = {
+    "linear": lambda x: torch.ops.amxq.linear(x, *W),
+    "gated_linear": lambda x: torch.ops.amxq.gated_linear(x, *W[:3], *W[:3]),
+    "multi_linear": lambda x: torch.ops.amxq.multi_linear(x, [W.qweight], [W.scales]),
+    "rms_norm": lambda x: torch.ops.amxq.rms_norm(x, NORM.weight, 1e-5),
+    "route": lambda x: torch.ops.amxq.route(x, 2)[0],
+}
+
+
+@pytest.mark.parametrize("name", BARE)
+def test_bare_operators_refuse_to_lose_a_tangent(name: str) -> None:
+    x, t = randn(M, K), randn(M, K, seed=1)
+    for apply in (dual, jvp):
+        with pytest.raises(LayoutError, match=f"torch.ops.amxq.{name} has no tangents"):
+            apply(BARE[name], x, t)
+    with forward_ad.dual_level():
+        assert torch.equal(BARE[name](x), BARE[name](x))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_constants_beside_what_is_differentiated(name: str) -> None:
+    call = CALLS[name][0]
+    x, c, t = randn(M, N), randn(M, K, seed=1), randn(M, N, seed=2)
+    got = torch.func.jvp(lambda x: call(c) * x, (x,), (t,))[1]
+    torch.testing.assert_close(got, call(c) * t)
+
+
 LAZY = {
     "negated": lambda *shape: randn(*shape).bfloat16()._neg_view(),
     "zeros": lambda *shape: torch._efficientzerotensor(shape, dtype=torch.bfloat16),
