@@ -21,12 +21,12 @@ SUBJECTS = {
 
 def main() -> int:
     if len(sys.argv) < 2 or sys.argv[1] not in SUBJECTS:
-        if sys.argv[1:2] and sys.argv[1] not in ("-h", "--help"):
-            print(f"there is no benchmark {sys.argv[1]!r}\n")
-        print(f"usage: {benchmarks.PROGRAM} WHAT [--help]\n")
-        for name, text in SUBJECTS.items():
-            print(f"  {name:10} {text}")
-        return 0 if sys.argv[1:] in ([], ["-h"], ["--help"]) else 2
+        mistaken = sys.argv[1:] not in ([], ["-h"], ["--help"])
+        lines = [f"there is no benchmark {sys.argv[1]!r}\n"] if mistaken else []
+        lines.append(f"usage: {benchmarks.PROGRAM} WHAT [--help]\n")
+        lines += [f"  {name:10} {text}" for name, text in SUBJECTS.items()]
+        print("\n".join(lines), file=sys.stderr if mistaken else sys.stdout)
+        return 2 if mistaken else 0
     module = importlib.import_module(f"benchmarks.{sys.argv[1]}")
     return int(module.main(sys.argv[2:]))
 

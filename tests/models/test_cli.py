@@ -155,6 +155,8 @@ def test_bench_runs_the_benchmarks_of_a_checkout(
     assert capfd.readouterr().out.startswith("usage: amxq bench WHAT [--help]\n")
     assert cli.main(["bench", "figures", "--help"]) == 0
     assert capfd.readouterr().out.startswith("usage: amxq bench figures [-h]")
+    assert cli.main(["bench", "nothing"]) == 2
+    assert capfd.readouterr().err.startswith("there is no benchmark 'nothing'\n\nusage: amxq bench")
     monkeypatch.setattr(cli, "_ROOT", tmp_path)
     assert cli.main(["bench", "--quick"]) == 2
     assert "source checkout" in capfd.readouterr().err
