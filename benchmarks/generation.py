@@ -180,7 +180,11 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog=f"{benchmarks.PROGRAM} generation", description=__doc__)
     parser.add_argument("--int4", type=pathlib.Path, help="an INT4 checkpoint's folder")
     parser.add_argument("--dense", type=pathlib.Path, help="the same model's, unquantised")
-    parser.add_argument("--gguf", type=pathlib.Path, help="the same model's, for llama.cpp")
+    parser.add_argument(
+        "--gguf",
+        type=pathlib.Path,
+        help="for llama.cpp; default: made of --dense",
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--prompt", type=int, default=128, metavar="TOKENS")
     parser.add_argument("--count", type=int, default=24, metavar="TOKENS")
@@ -201,6 +205,13 @@ def main(arguments: list[str]) -> int:
                 work / "model.gguf",
             )
             write_gguf(dense, gguf)
+        elif gguf is None:
+            gguf = work / "model.gguf"
+            try:
+                write_gguf(dense, gguf)
+            except ValueError as problem:
+                print(f"llama.cpp does not take part: {problem}", file=sys.stderr)
+                gguf = None
         models = {"transformers bf16": dense} | dict.fromkeys(_OURS, int4)
         models |= quantised(gguf, work) if gguf else {}
         rows = measure(models, given.threads, given.prompt, given.count, given.turns)
