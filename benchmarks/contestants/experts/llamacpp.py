@@ -40,13 +40,13 @@ class Layer:
     def __call__(self, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         library = ggml()
         if id(x) not in self.graphs:
-            factors = weights.float()
+            factors, routing = weights.float().clone(), ids.int().clone()  # ggml wants them aligned
             context = library.context()
             graph = library.new_graph(context)
             (m, topk), hidden = ids.shape, self.hidden
             gate, up, down = self.weights
             tokens = library.given(context, x, hidden, 1, m)
-            routed = library.given(context, ids, topk, m)
+            routed = library.given(context, routing, topk, m)
             scales = library.given(context, factors, 1, topk, m)
             rows = [library.mul_mat_id(context, w, tokens, routed) for w in (gate, up)]
             active = library.swiglu_split(context, *rows)
@@ -61,7 +61,7 @@ class Layer:
             total = views[0]
             for view in views[1:]:
                 total = library.add(context, total, view)
-            self.graphs[id(x)] = graph, library.result(graph, total, m, hidden), x, ids, factors
+            self.graphs[id(x)] = graph, library.result(graph, total, m, hidden), x, routing, factors
         graph, result, *_ = self.graphs[id(x)]
         library.backend_graph_compute(library.backend, graph)
         return result
