@@ -75,7 +75,7 @@ def load_model(
         head: None leaves an unquantised head (lm_head) as the checkpoint has it; "int8" makes its
             weight 8-bit while loading, with a scale for every 64 columns: a token reads half as
             much of it, for an error of 0.6 % of the weight's norm. An embedding that shares the
-            weight stays as it is, so that the 8-bit head takes more memory than none.
+            weight stays as it is, and memory grows by the 8-bit copy.
 
     Returns:
         (model, tokenizer): a ``transformers.PreTrainedModel`` in evaluation mode, with what was
