@@ -134,8 +134,12 @@ class Int8Linear(PackedModule):
             linear = torch.nn.functional.linear
             y = torch.cat([linear(x, dequantize_rows(*b, x.dtype)) for b in blocks], -1)
             return y if self.bias is None else y + self.bias
-        call = torch.ops.amxq.int8_weight_linear if observed(x) else int8_weight_linear
-        return call(x, self.values, self.scales, self.bias)
+        arguments = x, self.values, self.scales, self.bias
+        if observed(x):
+            return primal(  # type: ignore[no-any-return]
+                torch.ops.amxq.int8_weight_linear, *arguments
+            )
+        return int8_weight_linear(*arguments)
 
     @property
     def nbytes(self) -> int:

@@ -13,6 +13,7 @@ import torch
 from amxq.errors import DTypeError, LayoutError, ShapeError
 from amxq.ops.bound import observed
 from amxq.ops.checks import check_devices
+from amxq.ops.gradient import refuse_tangents
 from amxq.ops.schedule import compile_with
 from amxq.runtime.compiler import Launchable
 from amxq.runtime.targets import get_target
@@ -168,6 +169,13 @@ def _check_int8(
     return K // groups
 
 
+def _cpu(
+    x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    refuse_tangents("int8_weight_linear", x, bias)
+    return int8_weight_linear(x, weight, scales, bias)
+
+
 def _fake(
     x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
@@ -175,7 +183,7 @@ def _fake(
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
 
-_library.impl("int8_weight_linear", int8_weight_linear, "CPU")
+_library.impl("int8_weight_linear", _cpu, "CPU")
 torch.library.register_fake("amxq::int8_weight_linear", _fake, lib=_library)
 
 

@@ -192,6 +192,7 @@ BARE: dict[str, Function] = {
     "gated_linear": lambda x: torch.ops.amxq.gated_linear(x, *W[:3], *W[:3]),
     "multi_linear": lambda x: torch.ops.amxq.multi_linear(x, [W.qweight], [W.scales]),
     "rms_norm": lambda x: torch.ops.amxq.rms_norm(x, NORM.weight, 1e-5),
+    "int8_weight_linear": lambda x: torch.ops.amxq.int8_weight_linear(x, INT8.values, INT8.scales),
     "route": lambda x: torch.ops.amxq.route(x, 2)[0],
 }
 
