@@ -153,8 +153,9 @@ def _trial(model: Any) -> tuple[Any, str] | None:
         "rotary_emb": rotary,
     }
     cache = DynamicCache(config=model.config)
+    before = random(1, 1, length, 4)
     for i in range(len(model.layers)):
-        cache.update(random(1, 1, length, 4), random(1, 1, length, 4), i)
+        cache.update(before, before, i)
     names = inspect.signature(model.forward).parameters
     field = next((name for name in CACHE_NAMES if name in names), CACHE_NAMES[0])
     ids = torch.zeros((1, 1), dtype=torch.int64, device="cpu")

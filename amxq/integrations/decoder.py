@@ -24,7 +24,7 @@ from amxq.integrations.layers import Int4Linear
 from amxq.integrations.modules import GatedMLP
 from amxq.ops.bound import observed
 from amxq.ops.multi import bound_multi_linear
-from amxq.ops.rotary import can_rotate, rotate
+from amxq.ops.rotary import can_rotate, plain_rotate, rotate
 
 TRIAL = "amxq_trial"
 CACHE_NAMES = ("cache", "past_key_values")  # transformers has renamed the argument
@@ -42,6 +42,7 @@ class FusedAttention(torch.nn.Module):
     head_dim: int
     config: Any
     _bound: tuple[Any, ...] = ((), None)
+    _rotated = staticmethod(rotate)
 
     def forward(
         self,
@@ -68,7 +69,7 @@ class FusedAttention(torch.nn.Module):
         q, k, v = q.view(heads), k.view(heads), v.view(heads).transpose(1, 2)
         if "q_norm" in modules:
             q, k = modules["q_norm"](q), modules["k_norm"](k)  # type: ignore[misc]
-        q, k = rotate(q, k, *position_embeddings)
+        q, k = self._rotated(q, k, *position_embeddings)
         for name in CACHE_NAMES:
             cache = kwargs.pop(name, None)
             if cache is not None:
@@ -209,7 +210,7 @@ def _layer(module: Any) -> bool:
 def _try_attention(module: Any) -> dict[str, Any] | None:
     """The attributes that the replaced module needs, or None if it would not be the same.
 
-    Small dense layers stand in for its own, so that no kernel is compiled for the trial.
+    Small dense layers stand in for its own, and torch rotates, so that no kernel is compiled.
     """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -242,6 +243,7 @@ def _try_attention(module: Any) -> dict[str, Any] | None:
     old, new = with_modules(module, small), with_modules(module, small)
     new.__class__ = fused(FusedAttention, module.__class__)
     new._covers = lambda *_: True
+    new._rotated = plain_rotate
     new._projected = lambda x: tuple(small[name](x) for name in _PROJECTIONS[:3])
     new._modules["o_proj"] = lambda y, residual: small["o_proj"](y)
     old.config = new.config = copy.copy(module.config)

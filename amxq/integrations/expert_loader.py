@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from amxq.quantization.packed_checkpoint import PackedCheckpoint
 
 
 def replace_experts(
-    model: Any,
+    modules: Mapping[str, Any],
     checkpoint: Checkpoint,
     names: Names,
     layers: Iterable[str],
@@ -35,6 +35,7 @@ def replace_experts(
     """Put :class:`Int4Experts` in the place of each module of fused experts, one at a time.
 
     Args:
+        modules: all modules of the model by name.
         layers: the checkpoint's names of all quantised layers.
         precision: as ``amxq.fused_moe`` takes it.
 
@@ -46,7 +47,6 @@ def replace_experts(
             what config.json says; or their activation is another one.
     """
     layers = list(layers)
-    modules = dict(model.named_modules())
     done: set[str] = set()
     for prefix, group in group_experts(layers).items():
         name = names.tensor(f"{prefix}.gate_up_proj").removesuffix(".gate_up_proj")
@@ -122,11 +122,11 @@ class ExpertTensors:
     """Takes the plain tensors of a checkpoint that belong to fused experts: biases of quantised
     ones, and the matrices of dense ones, stored one by one."""
 
-    def __init__(self, model: Any, names: Names) -> None:
+    def __init__(self, modules: Mapping[str, Any], names: Names) -> None:
         self._names = names
         self._modules = {
             name: module
-            for name, module in model.named_modules()
+            for name, module in modules.items()
             if isinstance(module, Int4Experts) or is_experts(module)
         }
         self._left: dict[str, int] = {}  # how many parts of a tensor have yet to come

@@ -18,6 +18,7 @@ from amxq.integrations.modules import FlatLinear, GatedMLP, RmsNorm, plain_rms_n
 from amxq.ops.gated import ACTIVATIONS
 
 TRIAL_ROWS = 3
+_PLAIN = (int, float, str)
 
 
 def fuse(model: torch.nn.Module) -> dict[str, int]:
@@ -27,46 +28,56 @@ def fuse(model: torch.nn.Module) -> dict[str, int]:
         Class name of what was put in → how many.
     """
     # A trial reads a module's weights, so modules that are equal but for them share one.
-    known: dict[Any, bool] = {}
+    known: dict[Any, Any] = {}
     count: dict[str, int] = {}
     for parent in list(model.modules()):
         for name, module in list(parent.named_children()):
             if type(module) is torch.nn.Linear:
                 module.__class__ = FlatLinear  # it computes the same: no trial, and hooks stay
-            new = _norm(module) or _gated_mlp(module)
+            new = _norm(module) or _gated_mlp(module, known)
             if new is None:
                 continue
-            key = (type(module), repr(new), *_plain_attributes(module))
+            key = (type(module), *_signature(new), *_plain_attributes(module))
             if key not in known:
                 known[key] = _same(module, new)
             if known[key]:
                 setattr(parent, name, new)
                 count[type(new).__name__] = count.get(type(new).__name__, 0) + 1
+    modules = list(model.modules())
     for kind in (decoder.FusedAttention, decoder.FusedLayer):  # layers contain attention
-        for module in model.modules():
+        for module in modules:
             if decoder.fuse(module, kind, known):
                 count[kind.__name__] = count.get(kind.__name__, 0) + 1
-    for module in list(model.modules()):
+    for module in modules:
         if decode.fuse(module):
             count["FusedModel"] = count.get("FusedModel", 0) + 1
     return count
 
 
 def _plain_attributes(module: torch.nn.Module) -> list[tuple[str, object]]:
-    return [(k, v) for k, v in sorted(vars(module).items()) if isinstance(v, (int, float, str))]
+    return [(k, v) for k, v in sorted(vars(module).items()) if isinstance(v, _PLAIN)]
+
+
+def _signature(new: RmsNorm | GatedMLP) -> tuple[object, ...]:
+    """What a trial of ``new`` depends on."""
+    if isinstance(new, RmsNorm):
+        return RmsNorm, new.weight.shape, new.weight.dtype, new.variance_epsilon
+    return GatedMLP, new.activation
 
 
 def _norm(module: torch.nn.Module) -> RmsNorm | None:
+    if "RMSNorm" not in type(module).__name__:
+        return None
     weight = getattr(module, "weight", None)
     eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-    if "RMSNorm" not in type(module).__name__ or not isinstance(eps, float):
+    if not isinstance(eps, float):
         return None
     if not isinstance(weight, torch.nn.Parameter) or weight.dim() != 1:
         return None
     return RmsNorm(weight, eps)
 
 
-def _gated_mlp(module: torch.nn.Module) -> GatedMLP | None:
+def _gated_mlp(module: torch.nn.Module, known: dict[Any, Any]) -> GatedMLP | None:
     children = dict(module.named_children())
     act = children.pop("act_fn", None)
     gate, up, down = (children.pop(f"{n}_proj", None) for n in ("gate", "up", "down"))
@@ -85,11 +96,18 @@ def _gated_mlp(module: torch.nn.Module) -> GatedMLP | None:
         and gate.perm is None
         and up.perm is None
     )
-    x = torch.linspace(-4, 4, 33, device="cpu")
-    for name, function in ACTIVATIONS.items():
-        if same_kind and torch.allclose(act(x), function(x), atol=1e-6):
-            return GatedMLP(gate, up, down, name)
-    return None
+    if not same_kind:
+        return None
+    state = act._parameters or act._buffers or act._modules
+    public = (
+        (k, v if isinstance(v, _PLAIN) else id(v)) for k, v in vars(act).items() if k[0] != "_"
+    )
+    key = act if state else (type(act), *public)  # activations without state are alike
+    if key not in known:
+        x = torch.linspace(-4, 4, 33, device="cpu")
+        names = (n for n, f in ACTIVATIONS.items() if torch.allclose(act(x), f(x), atol=1e-6))
+        known[key] = next(names, None)
+    return None if known[key] is None else GatedMLP(gate, up, down, known[key])
 
 
 @torch.inference_mode()

@@ -61,6 +61,7 @@ class Int4Linear(PackedModule):
     perm: torch.Tensor | None
     bias: torch.Tensor | None
     precision: str = "bf16"
+    _bound: tuple[Any, ...] = ((), None)
 
     def __init__(
         self, packed: PackedWeight, bias: torch.Tensor | None = None, precision: str = "bf16"
@@ -82,10 +83,8 @@ class Int4Linear(PackedModule):
             )
         self.in_features = packed.in_features
         self.out_features = packed.out_features
-        for name, tensor in zip(self.packed_names, packed, strict=True):
-            self.register_buffer(name, tensor)
-        self.register_buffer("bias", None)
-        self._bound: tuple[Any, ...] = ((), None)
+        # register_buffer's checks would take longer than all else here
+        self._buffers.update(zip(self.packed_names, packed, strict=True), bias=None)
         if bias is not None:
             self.set_bias(bias)
 

@@ -51,6 +51,19 @@ def rotate(
     return rotated_q, rotated_k
 
 
+def plain_rotate(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What :func:`rotate` computes, by torch's operators."""
+
+    def one(x: torch.Tensor) -> torch.Tensor:
+        low, high = x.transpose(1, 2).chunk(2, -1)
+        turned = torch.cat((-high, low), -1)
+        return torch.cat((low, high), -1) * cos[:, None] + turned * sin[:, None]
+
+    return one(q), one(k)
+
+
 def _side_by_side(x: torch.Tensor) -> torch.Tensor:
     """x, or a copy, with the heads of a token side by side and tokens equally far apart."""
     batch, token, head, element = x.stride()

@@ -12,7 +12,7 @@ import torch
 import amxq
 from amxq.integrations.decoder import FusedAttention, FusedLayer
 from amxq.integrations.fusion import fuse
-from amxq.ops.rotary import can_rotate, rotate
+from amxq.ops.rotary import can_rotate, plain_rotate, rotate
 
 transformers = pytest.importorskip("transformers")
 
@@ -171,6 +171,8 @@ def test_rotation(head: int, dtype: torch.dtype) -> None:
         cos, sin = torch.randn(2, batch, 5, head).to(dtype)
         assert can_rotate(joint, cos, sin, head)
         want = apply_rotary_pos_emb(q.transpose(1, 2), k.transpose(1, 2), cos, sin)
+        for a, b in zip(plain_rotate(q, k, cos, sin), want, strict=True):
+            assert torch.equal(a, b)  # trials rotate by this one
         for a, b in zip(rotate(q, k, cos, sin), want, strict=True):
             if dtype is torch.float32:  # products are added unrounded
                 torch.testing.assert_close(a, b)
