@@ -118,7 +118,10 @@ def _parser() -> argparse.ArgumentParser:
         "inspect",
         help="show what is in a checkpoint folder and what would run",
         description="Show a checkpoint's layers, how each is stored and what would run it. "
-        "Weights are not read.",
+        "Weights are not read. N×K is output × input features (E×N×K: experts); the target guard "
+        "is what the checkpoint's format asks of this CPU (AutoRound: AMX, unless AMXQ_TARGET "
+        "names a target). Exit code 0: the report is complete, whatever it says; 2: there is no "
+        "checkpoint, or its weights cannot be read.",
         allow_abbrev=False,
     )
     inspect.add_argument("folder", type=Path, help="a local checkpoint folder")
@@ -237,6 +240,10 @@ def _inspect(arguments: argparse.Namespace) -> int:
     print(text or render(found, every_layer=arguments.all))
     if not found.method and not found.layers:
         raise CheckpointError(f"{str(arguments.folder)!r} is no checkpoint; see its problems above")
+    if not found.readable:
+        raise CheckpointError(
+            f"the weights in {str(arguments.folder)!r} cannot be read; see the problems above"
+        )
     return 0
 
 

@@ -1,9 +1,10 @@
 """How long loading a model takes: ``python -m benchmarks loading``.
 
-A model of Qwen2.5-0.5B's shapes with random weights is written three times: unquantised, INT4 as
-AutoRound writes it, and packed by ``amxq pack``. Each load is a fresh Python; the libraries and
-the model's class are imported before the clock starts, files are in the page cache. The three take
-turns, forwards and backwards; the ratios are of loads that followed each other.
+A model of Qwen2.5-0.5B's shapes (or those of ``--shape``) with random weights is written three
+times: unquantised, INT4 as AutoRound writes it, and packed by ``amxq pack``. Each load is a fresh
+Python; the libraries and the model's class are imported before the clock starts, files are in the
+page cache. The three take turns, forwards and backwards; the ratios are of loads that followed
+each other.
 """
 
 from __future__ import annotations
@@ -23,7 +24,11 @@ import benchmarks
 from benchmarks.native import machine
 from benchmarks.report import Row, quantile, table
 
-_SHAPES = {"hidden": 896, "layers": 24, "intermediate": 4864, "vocab": 151936, "heads": 14}
+_VOCAB, _KV_HEADS = 151936, 2
+_SHAPES = {
+    "0.5B": {"hidden": 896, "layers": 24, "intermediate": 4864, "heads": 14},
+    "1.5B": {"hidden": 1536, "layers": 28, "intermediate": 8960, "heads": 12},
+}
 _GROUP = 128
 
 _LOAD = """
@@ -45,16 +50,18 @@ print(loaded, time.perf_counter() - start)
 """
 
 
-def write_models(folder: pathlib.Path, layers: int) -> dict[str, pathlib.Path]:
+def write_models(folder: pathlib.Path, layers: int, shape: str = "0.5B") -> dict[str, pathlib.Path]:
     """{who loads it: folder} of the three models."""
     from safetensors.torch import save_file
 
     from amxq.quantization import pack_checkpoint
 
     folders = {name: folder / name for name in ("transformers", "amxq", "amxq, packed")}
-    hidden, intermediate = _SHAPES["hidden"], _SHAPES["intermediate"]
+    sizes = _SHAPES[shape]
+    hidden, intermediate = sizes["hidden"], sizes["intermediate"]
+    kv = hidden // sizes["heads"] * _KV_HEADS
     dense: dict[str, torch.Tensor] = {
-        "model.embed_tokens.weight": torch.randn(_SHAPES["vocab"], hidden).bfloat16(),
+        "model.embed_tokens.weight": torch.randn(_VOCAB, hidden).bfloat16(),
         "model.norm.weight": torch.ones(hidden).bfloat16(),
     }
     int4 = dict(dense)
@@ -64,8 +71,8 @@ def write_models(folder: pathlib.Path, layers: int) -> dict[str, pathlib.Path]:
             dense[name] = int4[name] = torch.ones(hidden).bfloat16()
         for name, n, k in (
             ("self_attn.q_proj", hidden, hidden),
-            ("self_attn.k_proj", 128, hidden),
-            ("self_attn.v_proj", 128, hidden),
+            ("self_attn.k_proj", kv, hidden),
+            ("self_attn.v_proj", kv, hidden),
             ("self_attn.o_proj", hidden, hidden),
             ("mlp.gate_proj", intermediate, hidden),
             ("mlp.up_proj", intermediate, hidden),
@@ -82,7 +89,7 @@ def write_models(folder: pathlib.Path, layers: int) -> dict[str, pathlib.Path]:
     for name, tensors in (("transformers", dense), ("amxq", int4)):
         folders[name].mkdir()
         save_file(tensors, folders[name] / "model.safetensors", metadata={"format": "pt"})
-        config = _config(layers) | (_QUANTISATION if name == "amxq" else {})
+        config = _config(sizes, layers) | (_QUANTISATION if name == "amxq" else {})
         (folders[name] / "config.json").write_text(json.dumps(config))
         _write_tokenizer(folders[name])
     pack_checkpoint(folders["amxq"], folders["amxq, packed"])
@@ -100,16 +107,16 @@ _QUANTISATION = {
 }
 
 
-def _config(layers: int) -> dict[str, Any]:
+def _config(sizes: dict[str, int], layers: int) -> dict[str, Any]:
     return {
         "architectures": ["Qwen2ForCausalLM"],
         "model_type": "qwen2",
-        "hidden_size": _SHAPES["hidden"],
-        "intermediate_size": _SHAPES["intermediate"],
+        "hidden_size": sizes["hidden"],
+        "intermediate_size": sizes["intermediate"],
         "num_hidden_layers": layers,
-        "num_attention_heads": _SHAPES["heads"],
-        "num_key_value_heads": 2,
-        "vocab_size": _SHAPES["vocab"],
+        "num_attention_heads": sizes["heads"],
+        "num_key_value_heads": _KV_HEADS,
+        "vocab_size": _VOCAB,
         "tie_word_embeddings": True,
         "dtype": "bfloat16",
         "bos_token_id": 0,
@@ -153,12 +160,14 @@ def measure(folders: dict[str, pathlib.Path], repetitions: int) -> list[Row]:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog=f"{benchmarks.PROGRAM} loading", description=__doc__)
     parser.add_argument("--repetitions", type=int, default=7)
-    parser.add_argument("--layers", type=int, default=_SHAPES["layers"])
-    parser.add_argument("--folder", type=pathlib.Path, help="where the models go (1.9 GB)")
+    parser.add_argument("--shape", choices=_SHAPES, default="0.5B", help="of Qwen2.5")
+    parser.add_argument("--layers", type=int, help="how many, if not the shape's own")
+    parser.add_argument("--folder", type=pathlib.Path, help="where the models go (1.9 or 5.2 GB)")
     parser.add_argument("--json", type=pathlib.Path, help="write the figures there")
     options = parser.parse_args(arguments)
+    layers = options.layers or _SHAPES[options.shape]["layers"]
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-        folders = write_models(pathlib.Path(folder), options.layers)
+        folders = write_models(pathlib.Path(folder), layers, options.shape)
         rows = measure(folders, options.repetitions)
     print(table(rows))
     if options.json:

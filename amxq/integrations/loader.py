@@ -168,7 +168,7 @@ def _replace_layers(
     """
     modules = dict(model.named_modules())
     with Progress("loading") as progress:
-        linear = replace_experts(model, checkpoint, names, layers, precision, progress)
+        linear = replace_experts(modules, checkpoint, names, layers, precision, progress)
         quantised = {names.layer(name): name for name in linear}
         sizes = _sizes_of_replaceable(model, modules, quantised)
         biased = {name for name in quantised if modules[name].bias is not None}
@@ -219,11 +219,12 @@ def _assign_plain(
     model: Any, checkpoint: Checkpoint, names: skeleton.Names, biased: set[str]
 ) -> None:
     """Read every tensor that is not part of a quantised weight into its place in the model."""
-    layers = {n: m for n, m in model.named_modules() if isinstance(m, Int4Linear)}
-    packed = {n for n, m in model.named_modules() if isinstance(m, PackedModule)}
+    modules = dict(model.named_modules())
+    layers = {n: m for n, m in modules.items() if isinstance(m, Int4Linear)}
+    packed = {n for n, m in modules.items() if isinstance(m, PackedModule)}
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     places = {n for n in model.state_dict() if n.rpartition(".")[0] not in packed} | parameters
-    experts = ExpertTensors(model, names)
+    experts = ExpertTensors(modules, names)
     missing = places | {f"{name}.bias" for name in biased} | experts.needed()
     unexpected: list[str] = []
     for stored in checkpoint.plain_tensors():
@@ -233,7 +234,7 @@ def _assign_plain(
         if layer is not None:
             layer.set_bias(checkpoint.read(stored))
         elif name in places:
-            _assign(model, name, checkpoint.read(stored), is_parameter=name in parameters)
+            _assign(modules, name, checkpoint.read(stored), is_parameter=name in parameters)
         elif (complete := experts.take(stored, checkpoint.read)) is not None:
             name = complete
         else:
@@ -241,12 +242,14 @@ def _assign_plain(
         missing.discard(name)
     _drop_ties_of_quantised(model)
     model.tie_weights(missing_keys=missing, recompute_mapping=False)
-    _report(model, missing, unexpected)
+    _report(model, missing, unexpected, places)
 
 
-def _assign(model: Any, name: str, tensor: torch.Tensor, *, is_parameter: bool) -> None:
+def _assign(
+    modules: dict[str, Any], name: str, tensor: torch.Tensor, *, is_parameter: bool
+) -> None:
     parent, _, attribute = name.rpartition(".")
-    module = model.get_submodule(parent)
+    module = modules[parent]
     old = getattr(module, attribute)
     if tensor.shape != old.shape:
         raise CheckpointError(
@@ -283,14 +286,16 @@ def _quantize_head(model: Any) -> None:
 def _drop_ties_of_quantised(model: Any) -> None:
     """Forget ties to a quantised layer: it has no weight to share."""
     ties = model.all_tied_weights_keys
-    for name, module in model.named_modules():
+    for name, module in model.named_modules() if ties else ():
         if isinstance(module, (Int4Linear, Int8Linear)):
             weight = f"{name}.weight"
             for target in [t for t, source in ties.items() if weight in (t, source)]:
                 del ties[target]
 
 
-def _report(model: Any, missing: Iterable[str], unexpected: list[str]) -> None:
+def _report(
+    model: Any, missing: Iterable[str], unexpected: list[str], places: Iterable[str]
+) -> None:
     """Say once which tensors are missing, which is an error, and which are left over."""
     ignorable = [re.compile(p) for p in model._keys_to_ignore_on_load_missing or ()]
     absent = sorted(n for n in missing if not any(p.search(n) for p in ignorable))
@@ -305,10 +310,11 @@ def _report(model: Any, missing: Iterable[str], unexpected: list[str]) -> None:
     ]
     if surprising:
         _log.warning(
-            "%d tensors of the checkpoint have no place in %s and were left out: %s",
+            "%d tensors of the checkpoint have no place in %s and were left out: %s%s",
             len(surprising),
             type(model).__name__,
             some(surprising),
+            did_you_mean(surprising[0], places),
         )
 
 
@@ -326,7 +332,7 @@ def _summarise(model: Any, checkpoint: Checkpoint, names: skeleton.Names) -> Loa
             int8.append(name)
             packed_bytes += module.nbytes
         elif isinstance(module, torch.nn.Linear):
-            others[name] = checkpoint.why_plain(stored.get(name, name))
+            others[name] = _why_plain(model, checkpoint, name, stored.get(name, name))
     plain = {p.data_ptr(): p.numel() * p.element_size() for p in model.parameters()}
     return LoadSummary(
         amxq_layers=tuple(ours),
@@ -336,3 +342,12 @@ def _summarise(model: Any, checkpoint: Checkpoint, names: skeleton.Names) -> Loa
         packed_bytes=packed_bytes,
         plain_bytes=sum(plain.values()),
     )
+
+
+def _why_plain(model: Any, checkpoint: Checkpoint, name: str, stored: str) -> str:
+    """Why a layer of the model, which the files call `stored`, is not quantised."""
+    shared = model.all_tied_weights_keys.get(f"{name}.weight")
+    if shared is not None:
+        return f"it shares {shared!r}"
+    known = f"{stored}.weight" in checkpoint.files
+    return (checkpoint.why_plain(stored) if known else None) or "the files hold it as another layer"

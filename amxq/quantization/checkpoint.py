@@ -25,7 +25,7 @@ from amxq.quantization.names import some
 from amxq.quantization.packed import SCALE_DTYPES, PackedWeight
 from amxq.quantization.packing import Format, pack_all
 from amxq.quantization.scheme import UNQUANTIZED, LayerScheme
-from amxq.quantization.stored import Parts, StoredLayer, stored_layer, stored_parts
+from amxq.quantization.stored import FAMILIES, Parts, StoredLayer, stored_layer, stored_parts
 from amxq.runtime import memory
 
 logger = logging.getLogger(__name__)
@@ -199,8 +199,22 @@ class Checkpoint:
             f"again, or allow it with allow_nonfinite=True"
         )
 
-    def why_plain(self, prefix: str) -> str:
-        """Why a layer is not quantised, in a few words."""
+    def why_plain(self, prefix: str) -> str | None:
+        """Why a layer is not quantised, in a few words; None if it is.
+
+        Raises:
+            CheckpointError: the files hold no such layer.
+        """
+        if any(f"{prefix}.{part}" in self.files for part in FAMILIES):
+            return None
+        if f"{prefix}.weight" not in self.files:
+            layers = (name.rpartition(".")[0] for name in self.files)
+            raise CheckpointError(
+                f"there is no layer {prefix!r} in {str(self.folder)!r}"
+                f"{did_you_mean(prefix, dict.fromkeys(layers))}"
+            )
+        if len(self.files.shape(f"{prefix}.weight")) != 2 or _NO_LAYER.search(_last(prefix)):
+            return "only layers that multiply by a matrix are quantised"
         try:
             scheme = self.quantization.get_layer_config(prefix)
         except QuantizationConfigError as error:
@@ -253,7 +267,7 @@ class Checkpoint:
         for name in self.files:
             prefix, _, part = name.rpartition(".")
             if part == "weight" and len(self.files.shape(name)) == 2:
-                if prefix not in quantised and not _NO_LAYER.search(prefix.rpartition(".")[2]):
+                if prefix not in quantised and not _NO_LAYER.search(_last(prefix)):
                     found.append(prefix)
         return found
 
@@ -266,6 +280,10 @@ class Checkpoint:
                 logger.warning("%s; the tensors decide", error)
                 self._schemes[prefix] = UNQUANTIZED
         return self._schemes[prefix]
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
 
 
 def load_layer(folder: str | os.PathLike[str], prefix: str) -> PackedWeight:

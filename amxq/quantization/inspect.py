@@ -72,6 +72,7 @@ class Inspection:
         layers: quantised layers, then unquantised ones.
         other_tensors, other_bytes: embeddings, norms, biases.
         packed: the folder is one that ``amxq pack`` wrote.
+        readable: headers of all weights could be read; if not, layers are missing here.
     """
 
     folder: str
@@ -84,11 +85,14 @@ class Inspection:
     other_tensors: int = 0
     other_bytes: int = 0
     packed: bool = False
+    readable: bool = True
 
     @property
     def verdict(self) -> str:
         """Whether ``amxq.load_model`` takes the checkpoint, in a few words."""
         failing = [row.name for row in self.layers if not row.kernel and row.note]
+        if not self.readable:
+            return "refuses, as its weights cannot be read, see the problems above"
         if self.problems:
             return "refuses, see the problems above"
         if self.guard.startswith("refuses"):
@@ -120,6 +124,7 @@ def inspect_checkpoint(folder: str | os.PathLike[str]) -> Inspection:
         files = _told(found, lambda: TensorFiles(path))
         checkpoint = Checkpoint(files, config) if files and config else None
     if files is None:
+        found.readable = False
         return found
     rows = _unknown_rows(files) if checkpoint is None else _rows(checkpoint, found)
     rest = set(files)
@@ -175,7 +180,7 @@ def _rows(checkpoint: Checkpoint, found: Inspection) -> Iterator[tuple[LayerRow,
         yield row, names
     for prefix in checkpoint.dense_layers():
         name = f"{prefix}.weight"
-        row = _plain_row(files, name, "torch" if runs else "", checkpoint.why_plain(prefix))
+        row = _plain_row(files, name, "torch" if runs else "", checkpoint.why_plain(prefix) or "")
         yield row, [name]
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from amxq.quantization.inspect import Inspection, LayerRow
 from amxq.quantization.names import collapse, counted, printable, split
 
-_TITLES = ("layer", "shape", "bits", "group", "sym", "format", "act order", "kernel", "bytes")
+_TITLES = ("layer", "N×K", "bits", "group", "sym", "format", "act order", "kernel", "bytes")
 _YES_NO = {True: "yes", False: "no", None: "-"}
 
 
@@ -49,10 +49,13 @@ def _head(found: Inspection) -> list[str]:
 def _tail(found: Inspection) -> list[str]:
     stored = sum(row.stored_bytes for row in found.layers)
     loaded = sum(row.packed_bytes for row in found.layers)
+    verdict = f"amxq.load_model: {found.verdict}"
+    if not found.readable:
+        return [verdict]
     return [
         f"{counted(len(found.layers), 'layer')}, {_size(stored)} in files, {_size(loaded)} loaded; "
         f"{counted(found.other_tensors, 'other tensor')}, {_size(found.other_bytes)}",
-        f"amxq.load_model: {found.verdict}",
+        verdict,
     ]
 
 

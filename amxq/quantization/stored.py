@@ -43,7 +43,7 @@ GPTQ = Parts("qweight", "scales", "qzeros", "g_idx", None)
 COMPRESSED = Parts(
     "weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape"
 )
-_FAMILY = {family.weight: family for family in (GPTQ, COMPRESSED)}
+FAMILIES = {family.weight: family for family in (GPTQ, COMPRESSED)}
 
 
 @dataclass(frozen=True)
@@ -114,8 +114,8 @@ def stored_parts(files: TensorFiles) -> dict[str, Parts]:
     found = {}
     for name in files:
         prefix, _, part = name.rpartition(".")
-        if prefix and part in _FAMILY:
-            found[prefix] = _FAMILY[part]
+        if prefix and part in FAMILIES:
+            found[prefix] = FAMILIES[part]
     return found
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -151,6 +153,7 @@ def test_model_is_for_inference(fixture: Callable[[str], Path]) -> None:
 def test_tied_head_shares_the_embedding(fixture: Callable[[str], Path]) -> None:
     model, _ = amxq.load_model(fixture("ar-ar-g128-sym"), target="auto")
     assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert model.amxq_summary.unquantised["lm_head"] == "it shares 'model.embed_tokens.weight'"
 
 
 def test_rotary_frequencies_are_computed(fixture: Callable[[str], Path]) -> None:
@@ -232,7 +235,28 @@ def test_unexpected_tensors_are_reported_once(
     with caplog.at_level(logging.WARNING):
         amxq.load_model(folder, target="auto")
     said = [r.getMessage() for r in caplog.records if "no place" in r.getMessage()]
-    assert len(said) == 1 and "extra.a, extra.b" in said[0]
+    assert len(said) == 1 and "extra.a, extra.b" in said[0] and "did you mean" not in said[0]
+    caplog.clear()
+    edit_tensors(folder, lambda t: t.update({"a_model.norm.weight": torch.ones(2)}))
+    with caplog.at_level(logging.WARNING):
+        amxq.load_model(folder, target="auto")
+    assert "; did you mean 'model.norm.weight'" in caplog.text
+
+
+def test_progress_is_shown_on_a_terminal_only(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    amxq.load_model(folder, target="auto")
+    assert "loading" not in capsys.readouterr().err
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    amxq.load_model(folder, target="auto")
+    assert "loading: 0 layers" in terminal.getvalue()
 
 
 def test_config_of_another_size(folder: Path) -> None:

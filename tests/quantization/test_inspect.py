@@ -110,6 +110,7 @@ def test_broken_layers_and_files_are_told(tmp_path: Path) -> None:
     found = inspect_checkpoint(tmp_path)
     assert len(found.problems) == 2 and not found.layers
     assert "no sound safetensors" in render(found)
+    assert not found.readable and found.verdict.startswith("refuses, as its weights cannot be read")
     with pytest.raises(CheckpointError, match="not a folder"):
         inspect_checkpoint(tmp_path / "absent")
 
@@ -130,3 +131,25 @@ def test_the_command(fixtures: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "14 layers packed" in capsys.readouterr().err
     assert cli.main(["pack", folder, str(tmp_path / "out")]) == 2
     assert cli.main(["inspect", str(tmp_path / "absent")]) == 2
+
+
+@pytest.mark.parametrize("damage", ["cut", "cut shard", "none"])
+def test_weights_that_cannot_be_read_are_an_exit_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str
+) -> None:
+    write(tmp_path, AR, **{name(UP): layer(0, "gptq")[1]})
+    assert cli.main(["inspect", str(tmp_path)]) == 0
+    capsys.readouterr()
+    weights = tmp_path / "model.safetensors"
+    if damage == "none":
+        weights.unlink()
+    elif damage == "cut":
+        weights.write_bytes(weights.read_bytes()[:-1])
+    else:
+        weights.rename(tmp_path / "model-1.safetensors")
+        (tmp_path / "model-2.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{")
+    for options in ([], ["--json"]):
+        assert cli.main(["inspect", str(tmp_path), *options]) == 2
+        shown = capsys.readouterr()
+        assert "refuses, as its weights cannot be read" in shown.out
+        assert "the weights in" in shown.err and "cannot be read" in shown.err

@@ -235,6 +235,20 @@ def test_dense_and_quantised_heads(fixtures: Path, caplog: pytest.LogCaptureFixt
     assert "lm_head" not in checkpoint.quantized_layers()
     assert "lm_head.weight" in checkpoint.plain_tensors()
     assert "quantised, but dense: lm_head" in caplog.text
+    with pytest.raises(CheckpointError, match="not quantised: dense in the files, though the conf"):
+        checkpoint.load_layer("lm_head")
+
+
+def test_why_a_layer_is_plain(fixtures: Path) -> None:
+    checkpoint = Checkpoint.open(fixtures / "checkpoints" / "ar-ar-g32-sym")
+    quantised = next(iter(checkpoint.quantized_layers()))
+    assert checkpoint.why_plain(quantised) is None
+    assert checkpoint.why_plain("lm_head") == "the configuration leaves it in 16 bits"
+    with pytest.raises(CheckpointError, match="lm_head' is not quantised: the configuration le"):
+        checkpoint.load_layer("lm_head")
+    assert "multiply by a matrix" in str(checkpoint.why_plain("model.embed_tokens"))
+    with pytest.raises(CheckpointError, match=f"no layer 'q.*did you mean '{quantised}'"):
+        checkpoint.why_plain(f"q{quantised}")
 
 
 @pytest.mark.parametrize(
