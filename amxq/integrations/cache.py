@@ -52,6 +52,11 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]
     _keys: torch.Tensor | None = None
     _values: torch.Tensor | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles, which write their next tokens to memory of their own."""
+        tensors = {"_keys": self.keys, "_values": self.values, "_stores": None}
+        return self.__dict__ | tensors
+
     def get_seq_length(self) -> int:
         """Tokens that are there."""
         return self._length if self._stores is not None else int(super().get_seq_length())
@@ -61,10 +66,7 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Adds tokens; returns all keys and all values."""
         new = (key_states, value_states)
-        if not self.can_grow(key_states.dtype) or any(
-            t.dtype != key_states.dtype or (t.requires_grad and torch.is_grad_enabled())
-            for t in new
-        ):
+        if not self._takes(*new):
             return super().update(*new, *args, **kwargs)  # type: ignore[no-any-return]
         count = key_states.shape[2]
         stores = self.room(count)
@@ -72,6 +74,15 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]
             store[:, :, self._length : self._length + count] = tensor
         self.advance(count)
         return self.keys, self.values  # type: ignore[return-value]
+
+    def _takes(self, k: torch.Tensor, v: torch.Tensor) -> bool:
+        """Whether these tokens are of the kind that is there, and need no gradient."""
+        if not self.can_grow(k.dtype) or k.shape != v.shape or k.dtype != v.dtype:
+            return False
+        there = self.keys
+        assert there is not None
+        same = (*k.shape[:2], *k.shape[3:]) == (*there.shape[:2], *there.shape[3:])
+        return same and not (torch.is_grad_enabled() and (k.requires_grad or v.requires_grad))
 
     def can_grow(self, dtype: torch.dtype) -> bool:
         """Whether keys and values are of this dtype, on the CPU, and of one shape."""

@@ -19,6 +19,7 @@ from amxq.integrations.decoder import (
     fused,
     new_instance,
     random,
+    settings,
     with_modules,
 )
 from amxq.integrations.program import Program
@@ -32,9 +33,11 @@ class FusedModel(torch.nn.Module):
 
     Attributes:
         result: the class of what the model returns, and its field for the cache.
+        tried: the settings that the model had in its trial.
     """
 
     result: tuple[Any, str]
+    tried: dict[str, Any]
     config: Any
     _program: Program | None = None
 
@@ -52,7 +55,8 @@ class FusedModel(torch.nn.Module):
             or self.training
             or torch.is_grad_enabled()
             or observed()
-            or self.config._attn_implementation != "sdpa"
+            or not self.tried.items() <= self.__dict__.items()
+            or not _plain_attention(self.config._attn_implementation)
             or getattr(self.config, "output_hidden_states", False)
             or getattr(self.config, "output_attentions", False)
         ):
@@ -97,6 +101,14 @@ def _layers_of(cache: Any) -> Any:
     return grow(cache)
 
 
+def _plain_attention(name: str) -> bool:
+    """Whether attention of this name is what the launches compute."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    return ALL_ATTENTION_FUNCTIONS.get(name) is sdpa_attention_forward
+
+
 def _all_seen(given: dict[str, Any], position: int) -> bool:
     """Whether the token follows all others, and sees all of them."""
     mask, positions = given.get("attention_mask"), given.get("position_ids")
@@ -118,6 +130,7 @@ def fuse(model: Any) -> bool:
         isinstance(layer, FusedLayer) for layer in model.layers
     ):
         return False
+    tried = settings(model)
     try:
         result = _trial(model)
     except (AttributeError, LookupError, RuntimeError, TypeError, ValueError):
@@ -125,7 +138,7 @@ def fuse(model: Any) -> bool:
     if result is None:
         return False
     model.__class__ = fused(FusedModel, model.__class__)
-    model.result = result
+    model.__dict__.update(result=result, tried=tried)
     return True
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from amxq.errors import AmxqError
-from amxq.integrations.layers import Int4Linear
+from amxq.integrations.layers import Int4Linear, plain_call
 from amxq.integrations.modules import GatedMLP
 from amxq.ops.bound import observed
 from amxq.ops.multi import bound_multi_linear
@@ -36,9 +36,11 @@ class FusedAttention(torch.nn.Module):
 
     Attributes:
         options: what the class hands to the attention function beside its caller's arguments.
+        tried: the settings that the module had in its trial.
     """
 
     options: dict[str, Any]
+    tried: dict[str, Any]
     head_dim: int
     config: Any
     _bound: tuple[Any, ...] = ((), None)
@@ -86,14 +88,12 @@ class FusedAttention(torch.nn.Module):
     def _covers(self, x: torch.Tensor, angles: Any) -> bool:
         """Whether the short way computes this call."""
         modules: Any = self._modules
-        for name in _PROJECTIONS:
-            layer = modules[name]
-            if type(layer) is not Int4Linear:
-                return False
-            if name != "o_proj" and (layer._forward_hooks or layer._forward_pre_hooks):
-                return False
+        projections = [modules[name] for name in _PROJECTIONS]
         return (
-            type(x) is torch.Tensor
+            all(type(layer) is Int4Linear for layer in projections)
+            and plain_call(*projections)
+            and self.tried.items() <= self.__dict__.items()
+            and type(x) is torch.Tensor
             and x.dim() == 3
             and x.numel() > 0
             and not self.training
@@ -128,7 +128,9 @@ class FusedAttention(torch.nn.Module):
 
 
 class FusedLayer(torch.nn.Module):
-    """What :func:`fused` puts before a class of decoder layers."""
+    """What :func:`fused` puts before a class of decoder layers. ``tried`` as above."""
+
+    tried: dict[str, Any]
 
     def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         """As the class itself."""
@@ -140,10 +142,7 @@ class FusedLayer(torch.nn.Module):
         return modules["mlp"](modules["post_attention_layernorm"](x), x)
 
     def _covers(self) -> bool:
-        modules = self._modules
-        return isinstance(modules["self_attn"], FusedAttention) and (
-            type(modules["mlp"]) is GatedMLP
-        )
+        return self.tried.items() <= self.__dict__.items() and _fused_parts(self)
 
     def __reduce__(self) -> Any:
         return new_instance, (FusedLayer, type(self).__mro__[2]), self.__dict__
@@ -174,13 +173,9 @@ def fuse(module: Any, mixin: Any, known: dict[Any, Any]) -> bool:
     shape, trial = (_attention, _try_attention) if mixin is FusedAttention else (_layer, _try_layer)
     if not shape(module):
         return False
-    plain = [
-        (k, v)
-        for k, v in sorted(vars(module).items())
-        if isinstance(v, (int, float, str)) and k != "layer_idx"
-    ]
+    plain = settings(module)
     kinds = ((name, type(child)) for name, child in module.named_children())
-    key = (type(module), id(getattr(module, "config", None)), *kinds, *plain)
+    key = (type(module), id(getattr(module, "config", None)), *kinds, *sorted(plain.items()))
     if key not in known:
         try:
             known[key] = trial(module)
@@ -189,8 +184,16 @@ def fuse(module: Any, mixin: Any, known: dict[Any, Any]) -> bool:
     if known[key] is None:
         return False
     module.__class__ = fused(mixin, module.__class__)
-    module.__dict__.update(known[key])
+    module.__dict__.update(known[key], tried=plain)
     return True
+
+
+def settings(module: Any) -> dict[str, Any]:
+    """What a trial of a module may depend on beside its children. Nothing else is tried when one
+    of them is changed: the module computes as its class does until it is what it was."""
+    other = ("layer_idx", "training", "_is_full_backward_hook")
+    kinds = (int, float, str, type(None))
+    return {k: v for k, v in vars(module).items() if isinstance(v, kinds) and k not in other}
 
 
 def _attention(module: Any) -> bool:
@@ -204,7 +207,14 @@ def _attention(module: Any) -> bool:
 
 def _layer(module: Any) -> bool:
     children = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
-    return set(module._modules) == children and FusedLayer._covers(module)
+    return set(module._modules) == children and _fused_parts(module)
+
+
+def _fused_parts(layer: Any) -> bool:
+    """Whether attention and MLP of a layer add the residual, and nothing sees what they return."""
+    attention, mlp = layer._modules["self_attn"], layer._modules["mlp"]
+    replaced = isinstance(attention, FusedAttention) and type(mlp) is GatedMLP
+    return replaced and plain_call(attention, mlp)
 
 
 def _try_attention(module: Any) -> dict[str, Any] | None:
@@ -302,7 +312,7 @@ def random(*shape: int) -> torch.Tensor:
 def with_modules(module: Any, modules: dict[str, Any]) -> Any:
     """A copy of a module with others, or functions, in the place of its own."""
     made = copy.copy(module)
-    made.__dict__["_modules"] = module._modules | modules
+    made.__dict__.update(_modules=module._modules | modules, training=False)
     return made
 
 

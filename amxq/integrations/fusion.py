@@ -41,6 +41,7 @@ def fuse(model: torch.nn.Module) -> dict[str, int]:
             if key not in known:
                 known[key] = _same(module, new)
             if known[key]:
+                new.training = module.training
                 setattr(parent, name, new)
                 count[type(new).__name__] = count.get(type(new).__name__, 0) + 1
     modules = list(model.modules())

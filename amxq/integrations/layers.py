@@ -19,6 +19,22 @@ def address(tensor: torch.Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
+def plain_call(*modules: torch.nn.Module) -> bool:
+    """Whether calling each of them runs its class's forward and nothing else: no hooks, and no
+    forward of its own."""
+    for module in modules:
+        own = module.__dict__
+        if (
+            own["_forward_hooks"]
+            or own["_forward_pre_hooks"]
+            or own["_backward_hooks"]
+            or own["_backward_pre_hooks"]
+            or "forward" in own
+        ):
+            return False
+    return not torch.nn.modules.module._has_any_global_hook()
+
+
 class PackedModule(torch.nn.Module):
     """A module whose packed tensors stay as the checkpoint wrote them under ``.to(dtype)``,
     ``.half()``, ``.bfloat16()``: fp16 scales cast to bf16 would be off by up to 0.4%, and indices

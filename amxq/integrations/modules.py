@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from amxq.integrations.layers import Int4Linear, PackedModule
+from amxq.integrations.layers import Int4Linear, PackedModule, plain_call
 from amxq.ops.bound import observed
 from amxq.ops.dense import dequantize_rows, few_rows_linear, int8_weight_linear, quantize_rows
 from amxq.ops.gated import ACTIVATIONS, bound_gated_linear, gated_linear
@@ -63,7 +63,7 @@ class GatedMLP(torch.nn.Module):
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """x [..., K] -> [..., K]."""
         gate, up, down = self.gate_proj, self.up_proj, self.down_proj
-        if gate.precision != up.precision:
+        if not self._one_launch():
             h = ACTIVATIONS[self.activation](gate(x)) * up(x)
         elif type(x) is not torch.Tensor or observed():
             options: Any = {"activation": self.activation, "precision": gate.precision}
@@ -77,9 +77,21 @@ class GatedMLP(torch.nn.Module):
             h = call(x)
         if residual is None:
             return down(h)  # type: ignore[no-any-return]
-        if isinstance(down, Int4Linear):
+        if type(down) is Int4Linear and plain_call(down):
             return down(h, residual)  # type: ignore[no-any-return]
         return residual + down(h)  # type: ignore[no-any-return]
+
+    def _one_launch(self) -> bool:
+        """Whether gate and up can be computed together: others may have been put in place."""
+        gate, up = self.gate_proj, self.up_proj
+        return (
+            type(gate) is Int4Linear
+            and type(up) is Int4Linear
+            and gate.precision == up.precision
+            and gate.bias is None
+            and up.bias is None
+            and plain_call(gate, up)
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles, which bind their own tensors."""

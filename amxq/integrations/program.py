@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import itertools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -11,11 +10,11 @@ from typing import Any
 import torch
 
 from amxq.integrations.decoder import FusedLayer
-from amxq.integrations.layers import Int4Linear, address
+from amxq.integrations.layers import Int4Linear, plain_call
 from amxq.integrations.modules import RmsNorm
 from amxq.ops import attend, gated, linear, multi, normalize
 from amxq.ops.bound import BoundCall
-from amxq.ops.checks import check_weight
+from amxq.ops.checks import check_weight, lazy
 from amxq.ops.schedule import Launch
 from amxq.runtime import openmp
 from amxq.runtime.targets import get_target
@@ -36,14 +35,21 @@ class Program:
 
     def __init__(self, model: Any) -> None:
         self._modules = list(model.modules())[1:]  # without the model, which holds this program
-        self._dicts = [model._modules] + [m._modules for m in self._modules if m._modules]
-        self._tensors = [d for m in self._modules for d in (m._parameters, m._buffers) if d]
-        self._hooks = [h for m in self._modules for h in (m._forward_hooks, m._forward_pre_hooks)]
-        self._int4 = [m for m in self._modules if isinstance(m, Int4Linear)]
-        self._state = self._now()
-        self._held: list[object] = [list(d.values()) for d in self._dicts + self._tensors]
+        self._types = list(map(type, self._modules))
+        # All that the modules say of themselves: children, tensors, hooks, numbers. What is held
+        # in the copies keeps its identity, which is what most of the comparison looks at.
+        self._now = [*map(vars, self._modules), vars(model.config), model._modules]
+        self._then = [{k: _copied(v) for k, v in one.items()} for one in self._now]
+        dicts = [d for m in self._modules for d in (m._parameters, m._buffers)]
+        self._tensors = [t for d in dicts for t in d.values() if t is not None]
+        self._addresses = self._where()
+        # while this memory is held, nothing else can come to lie at these addresses
+        self._held: list[object] = [t.detach() for t in self._tensors]
+        self._rotary = model.rotary_emb
+        self._frequencies = [t for t in self._rotary._buffers.values() if t is not None]
+        self._values = [t.clone() for t in self._frequencies]
         self._lock = threading.Lock()
-        self._target, self._threads = self._state[:2]
+        self._target, self._threads = get_target(), openmp.max_threads()
         self._steps: list[tuple[_Calls, float, _Calls]] = []
         try:
             self._build(model)
@@ -51,30 +57,28 @@ class Program:
         except _Unusual:
             self._usable = False
 
-    def _now(self) -> tuple[Any, ...]:
-        """Changes with everything that the launches depend on."""
-        tensors = [t for d in self._tensors for t in d.values()]
-        children = itertools.chain.from_iterable([d.values() for d in self._dicts])
-        return (
-            get_target(),
-            openmp.max_threads(),
-            list(map(id, children)),
-            list(map(id, tensors)),
-            list(map(address, tensors)),  # .data = … puts other memory under the same tensor
-            list(map(type, self._modules)),
-            [m.precision for m in self._int4],
-        )
+    def _where(self) -> list[int]:
+        return list(map(torch.Tensor.data_ptr, self._tensors))
 
     def holds(self) -> bool:
-        """Whether the model is what it was."""
-        return self._now() == self._state
+        """Whether the model is what it was, but for numbers that were written to its weights."""
+        try:
+            return (
+                self._target == get_target()
+                and self._threads == openmp.max_threads()
+                and self._types == list(map(type, self._modules))
+                and self._then == self._now
+                and self._addresses == self._where()  # .data = … changes nothing else
+                and all(map(torch.equal, self._frequencies, self._values))
+            )
+        except (RuntimeError, TypeError, ValueError):  # of arrays that are not the same ones
+            return False
 
     def takes(self, layers: list[Any], position: int) -> bool:
         """Whether the launches give what the model would, with these layers of a cache."""
         if (
             not self._usable
             or len(layers) != len(self._steps)
-            or any(self._hooks)
             or torch.nn.modules.module._has_any_global_hook()
         ):
             return False
@@ -91,8 +95,10 @@ class Program:
     def _build(self, model: Any) -> None:
         """Fills the steps. Raises _Unusual."""
         layers = list(model.layers)
-        self._norm_module, self._rotary = model.norm, model.rotary_emb
-        if not (layers and all(map(_fits, layers))):
+        self._norm_module = model.norm
+        if not (layers and plain_call(*self._modules) and all(map(_fits, layers))):
+            raise _Unusual
+        if len(layers) != model.config.num_hidden_layers:
             raise _Unusual
         if getattr(self._rotary, "rope_type", None) not in _FIXED_ANGLES:
             raise _Unusual
@@ -122,9 +128,13 @@ class Program:
         attention = layer.self_attn
         projections = [attention._modules[f"{name}_proj"] for name in "qkv"]
         weights = [p.packed for p in projections]
-        bias = multi.joint_bias(weights, [p.bias for p in projections])
+        biases = [p.bias for p in projections]
+        bias = multi.joint_bias(weights, biases)
+        copies = multi.bias_copies(bias, weights, biases)
         call, held = multi.bound_call(weights, bias, projections[0].precision)
-        self._held += [weights, bias, held]
+        if copies is None:
+            raise _Unusual
+        self._held += [bias, held]
         launches = [self._norm(layer.input_layernorm, "x", "normed")]
         launches += self._linear(call, "normed", "qkv")
         at = self._place["qkv"]
@@ -133,7 +143,7 @@ class Program:
             if norm is not None:
                 launches.append(self._rows_norm(norm, at, at, count, self._head))
             at += 2 * count * self._head
-        return self._bound(launches)
+        return copies + self._bound(launches)
 
     def _after(self, layer: Any) -> _Calls:
         """From the attention's result to the layer's."""
@@ -166,7 +176,7 @@ class Program:
         weight = norm.weight
         if weight.dtype is not torch.bfloat16 or weight.shape != (columns,):
             raise _Unusual
-        if not (weight.is_contiguous() and weight.is_cpu):
+        if not (weight.is_contiguous() and weight.is_cpu) or lazy(weight):
             raise _Unusual
         kernel = normalize.compiled(self._target, torch.bfloat16)
         numbers = columns, norm.variance_epsilon
@@ -226,6 +236,10 @@ class Program:
         return y
 
 
+def _copied(value: object) -> object:
+    return dict(value) if isinstance(value, dict) else value
+
+
 def _call(layer: Int4Linear) -> BoundCall | None:
     qweight, scales, zeros, perm = packed = layer.packed
     check_weight(*packed)
@@ -238,6 +252,10 @@ def _fits(layer: Any) -> bool:
         return False
     attention: Any = layer.self_attn
     mlp: Any = layer.mlp
+    if layer.training or attention.training:
+        return False
+    if not attention.tried.items() <= vars(attention).items():
+        return False
     projections = [attention._modules[f"{name}_proj"] for name in "qkvo"]
     projections += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
     options = dict(attention.options)

@@ -61,14 +61,13 @@ class BoundCall:
         """
         Args:
             sizes: N, K and the group size of weights that have been checked.
-            weight: the tensors whose addresses the kernel takes.
-            bias: contiguous [N], of a dtype that kernels take, or None.
+            weight: the tensors whose addresses the kernel takes, none of them lazy.
+            bias: contiguous [N], of a dtype that kernels take and not lazy, or None.
             plan: for a number of rows, a target, and whether there is a residual.
         """
         self.N, self.K, self.group = sizes
         self._weight = tuple(t.data_ptr() for t in weight)
         self._bias = () if bias is None else (bias.data_ptr(),)
-        self._lazy = any(map(lazy, weight)) or (bias is not None and lazy(bias))
         self._plan = plan
         # by x's shape, target, and whether there is a residual: the plan, y's shape, M
         self._known: dict[
@@ -83,7 +82,6 @@ class BoundCall:
             or not x.is_contiguous()
             or not x.is_cpu
             or (x.requires_grad and torch.is_grad_enabled())
-            or self._lazy
             or observed(x)
         ):
             return None

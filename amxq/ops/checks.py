@@ -139,10 +139,10 @@ def check_out(out: torch.Tensor, x: torch.Tensor, N: int) -> torch.Tensor:
     return out
 
 
-def lazy(tensor: torch.Tensor) -> bool:
+def lazy(tensor: torch.Tensor | None) -> bool:
     """Whether the memory of a real tensor does not hold what it stands for: a negation that torch
     carries out before it calls a kernel of an operator, or zeros without memory."""
-    return tensor.is_neg() or tensor._is_zerotensor()
+    return tensor is not None and (tensor.is_neg() or tensor._is_zerotensor())
 
 
 def check_writable(out: torch.Tensor) -> None:

@@ -12,7 +12,13 @@ from amxq.ops import linear as one
 from amxq.ops import schedule
 from amxq.ops.activations import ordered_rows
 from amxq.ops.bound import Bound, BoundCall, bound
-from amxq.ops.checks import check_activations, check_devices, check_precision, check_weight
+from amxq.ops.checks import (
+    check_activations,
+    check_devices,
+    check_precision,
+    check_weight,
+    lazy,
+)
 from amxq.ops.gradient import differentiated, primal, refuse_tangents
 from amxq.quantization.packed import PackedWeight
 from amxq.runtime.compiler import Launchable
@@ -80,8 +86,10 @@ def bound_gated_linear(
     return bound(bound_call(gate, up, activation, precision), general)
 
 
-def bound_call(gate: PackedWeight, up: PackedWeight, activation: str, precision: str) -> BoundCall:
-    """The call of weights that this checks."""
+def bound_call(
+    gate: PackedWeight, up: PackedWeight, activation: str, precision: str
+) -> BoundCall | None:
+    """The call of weights that this checks, if there can be one."""
     sizes = N, K, group = _check_weights(gate, up, activation)
     check_precision(precision)
     operands = schedule.Operands(gate.scales.dtype, gate.zeros is not None)
@@ -90,7 +98,7 @@ def bound_call(gate: PackedWeight, up: PackedWeight, activation: str, precision:
         return _plan(M, K, N, group, target, operands, torch.bfloat16, precision, activation)
 
     weight = tuple(t for w in (gate, up) for t in w if t is not None)
-    return BoundCall(sizes, weight, None, plan)
+    return None if any(map(lazy, weight)) else BoundCall(sizes, weight, None, plan)
 
 
 def _cpu(

@@ -278,6 +278,8 @@ def bound_call(
         return None  # activations are put into order first
     if bias is not None and (bias.dtype is torch.float64 or not bias.is_contiguous()):
         return None
+    if any(map(lazy, (qweight, scales, zeros, bias))):
+        return None
     K, (N, G) = 8 * qweight.shape[1], scales.shape
     group, kind = K // G, None if bias is None else bias.dtype
     panels, scale, asymmetric = qweight.shape[0], scales.dtype, zeros is not None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -20,6 +22,7 @@ from amxq.ops.checks import (
     check_devices,
     check_precision,
     check_weight,
+    lazy,
 )
 from amxq.ops.gradient import differentiated, primal, refuse_tangents
 from amxq.quantization.packed import PackedWeight
@@ -76,19 +79,44 @@ def bound_multi_linear(
     """:func:`multi_linear` of these weights, for many calls: they are checked here only."""
     weights = _as_weights(weights)
     bias = joint_bias(weights, biases)
+    copies = bias_copies(bias, weights, biases)
     fast, memory = bound_call(weights, bias, precision)
     widths = [w.out_features for w in weights]
 
     def general(x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         assert residual is None
-        return _joined(x, weights, bias, precision)
+        return _joined(x, weights, joint_bias(weights, biases), precision)
 
-    call = bound(fast, general, memory)  # general holds the weights
+    # general holds weights and biases
+    call = general if copies is None else bound(fast, general, memory, bias)
 
     def split(x: torch.Tensor) -> Any:
+        for copy in copies or ():
+            copy()
         return call(x).split(widths, -1)
 
     return split
+
+
+def bias_copies(
+    joint: torch.Tensor | None,
+    weights: Sequence[PackedWeight],
+    biases: Sequence[torch.Tensor | None] | None,
+) -> list[Callable[[], Any]] | None:
+    """Calls that bring what has been written into the biases since to the tensor that
+    :func:`joint_bias` has made of them; None where that takes more than copying memory."""
+    copies: list[Callable[[], Any]] = []
+    if joint is None or biases is None:
+        return copies
+    to = joint.data_ptr()
+    for w, b in zip(weights, biases, strict=True):
+        size = w.out_features * joint.element_size()
+        if b is not None:
+            if b.dtype is not joint.dtype or not b.is_contiguous() or lazy(b):
+                return None
+            copies.append(functools.partial(ctypes.memmove, to, b.data_ptr(), size))
+        to += size
+    return copies
 
 
 def bound_call(
@@ -107,6 +135,8 @@ def bound_call(
     sizes, memory = (joint.N, joint.K, joint.group), (*joint.first, joint.table)
     if weights[0].perm is not None:
         return None, memory  # activations are put into order first
+    if any(map(lazy, itertools.chain(*weights, [bias]))):
+        return None, memory
     return BoundCall(sizes, memory, bias, plan), memory
 
 
