@@ -19,8 +19,8 @@ _KINDS = (torch.Tensor, torch.nn.Parameter)
 
 Key = tuple[object, ...]
 
-_calls: dict[Key, tuple[tuple[int, ...], BoundCall, list[weakref.ref[torch.Tensor]]]] = {}
-"""By precision and the tensors' ids: their addresses, the call, and references that remove the
+_calls: dict[Key, tuple[object, BoundCall, list[weakref.ref[torch.Tensor]]]] = {}
+"""By precision and the tensors' ids: where they are, the call, and references that remove the
 entry when the first tensor goes."""
 _seen: set[Key] = set()
 
@@ -30,8 +30,8 @@ def find(precision: str, *tensors: torch.Tensor | None) -> BoundCall | None:
     known = _calls.get((precision, *map(id, tensors)))
     if known is None:
         return None
-    addresses, call, _ = known
-    if addresses != tuple([t.data_ptr() for t in tensors if t is not None]):
+    places, call, _ = known
+    if places != _places(tensors):
         return None  # other memory has been put in place
     return call
 
@@ -60,4 +60,8 @@ def remember(
         _calls.pop(key, None)
 
     references = [weakref.ref(t, forget) for t in given]
-    _calls[key] = tuple(t.data_ptr() for t in given), call, references
+    _calls[key] = _places(tensors), call, references
+
+
+def _places(tensors: tuple[torch.Tensor | None, ...]) -> object:
+    return [(t.data_ptr(), t.shape) for t in tensors if t is not None]

@@ -62,6 +62,17 @@ def test_weights_that_were_written_or_replaced_are_seen() -> None:
         amxq.linear(x, *w)
 
 
+def test_tensors_that_were_given_another_shape_are_seen() -> None:
+    x = torch.randn(1, 128).bfloat16()
+    for name, change in (("qweight", lambda t: t[:1]), ("scales", lambda t: t.view(32, 4))):
+        w = weight()
+        known(functools.partial(amxq.linear, x, *w))
+        tensor = getattr(w, name)
+        tensor.data = change(tensor.data)
+        with pytest.raises(amxq.errors.ShapeError):
+            amxq.linear(x, *w)
+
+
 def test_nothing_is_kept_alive() -> None:
     w, x = weight(), torch.randn(1, 128).bfloat16()
     before = set(remembered._calls)
