@@ -12,8 +12,9 @@ import torch
 
 from amxq.ops import expert_token
 from amxq.ops.bound import observed
+from amxq.ops.checks import lazy
 from amxq.ops.expert_checks import ROUTING_DTYPES, Sizes, check_activation
-from amxq.ops.expert_weights import ExpertWeights
+from amxq.ops.expert_weights import ExpertWeights, versions
 from amxq.ops.fused_moe import fused_moe
 from amxq.quantization.packed import PackedWeight
 from amxq.runtime.targets import get_target
@@ -50,6 +51,12 @@ class BoundExperts:
             return fused_moe(x, w13, w2, topk_weights, topk_ids, **options)
 
         self._general = general
+        # what the addresses of ``layer`` do not lead to: weights that torch negates lazily, and
+        # numbers that are written later to tensors that had to be copied
+        given = self._given = (*w13, *w2, w13_bias, w2_bias)
+        counted = not any(t is not None and t.is_inference() for t in given)
+        self._bypassed = any(map(lazy, given)) or (layer.copied and not counted)
+        self._versions = versions(given) if layer.copied and counted else []
 
     def __call__(
         self, x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor
@@ -71,6 +78,8 @@ class BoundExperts:
             or not (x.is_contiguous() and topk_weights.is_contiguous())
             or not (x.is_cpu and topk_weights.is_cpu and topk_ids.is_cpu)
             or not layer.shared_order
+            or self._bypassed
+            or (layer.copied and self._versions != versions(self._given))
             or (torch.is_grad_enabled() and (x.requires_grad or topk_weights.requires_grad))
         ):
             return self._general(x, topk_weights, topk_ids)

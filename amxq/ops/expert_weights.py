@@ -102,10 +102,10 @@ def weights_of(
     key = id(w13.qweight), interleaved
     found = _known.get(key)
     if found is not None:
-        owners, addresses, versions, weights = found
+        owners, addresses, before, weights = found
         same = [t is None if owner is None else owner() is t for owner, t in zip(owners, given)]
         if all(same) and addresses == [t.data_ptr() for t in given if t is not None]:
-            if not weights.copied or versions == _versions(given):
+            if not weights.copied or before == versions(given):
                 return weights
     weights = ExpertWeights(w13, w2, w13_bias, w2_bias, interleaved)
     if weights.copied and any(t is not None and t.is_inference() for t in given):
@@ -113,9 +113,10 @@ def weights_of(
     owners = [None if t is None else weakref.ref(t) for t in given]
     owners[0] = weakref.ref(w13.qweight, lambda _: _known.pop(key, None))
     addresses = [t.data_ptr() for t in given if t is not None]
-    _known[key] = owners, addresses, _versions(given) if weights.copied else [], weights
+    _known[key] = owners, addresses, versions(given) if weights.copied else [], weights
     return weights
 
 
-def _versions(given: _Given) -> list[int]:
+def versions(given: _Given) -> list[int]:
+    """How often each tensor that is there was written, but for writes through ``.data``."""
     return [t._version for t in given if t is not None]

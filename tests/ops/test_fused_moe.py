@@ -299,6 +299,26 @@ def test_bound(layer: tuple[Experts, Experts]) -> None:
         bound(x[:, :8], weights, ids)
 
 
+@pytest.mark.parametrize("inference", [False, True])
+def test_bound_weights_that_are_written_or_lazy(
+    inference: bool, layer: tuple[Experts, Experts]
+) -> None:
+    """A bias in fp64 is copied, and so it would be missed that it is written later."""
+    x, weights = torch.randn(1, H).bfloat16(), torch.rand(1, 2)
+    ids = torch.tensor([[1, 4]])
+    w13, w2 = (one.packed for one in layer)
+    with torch.inference_mode(inference):
+        bias = torch.randn(w2.scales.shape[:2], dtype=torch.float64)
+        bound = BoundExperts(w13, w2, w2_bias=bias)
+        for _ in range(2):
+            want = amxq.fused_moe(x, w13, w2, weights, ids, w2_bias=bias.clone())
+            assert torch.equal(bound(x, weights, ids), want)
+            bias.mul_(-3)
+    negated = w2._replace(scales=torch._neg_view(w2.scales))
+    want = amxq.fused_moe(x, w13, negated._replace(scales=-w2.scales), weights, ids)
+    assert torch.equal(BoundExperts(w13, negated)(x, weights, ids), want)
+
+
 def _first(example: Case, count: int) -> Case:
     """The same call with fewer experts of each token."""
     return replace(example, weights=example.weights[:, :count], ids=example.ids[:, :count])
