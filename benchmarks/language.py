@@ -58,6 +58,17 @@ def matmul(n: int, dtype: torch.dtype) -> Case:
     return lambda: ours(a, b), lambda: torch.matmul(a, b)
 
 
+def packed_matmul(n: int, anew: bool) -> Case:
+    """With b packed beforehand, or in each call."""
+    tutorial = _tutorial("03_packed_matrix_multiplication")
+    a, b = torch.randn(n, n).bfloat16(), torch.randn(n, n).bfloat16()
+    packed = tutorial.pack(b)
+    return (
+        lambda: tutorial.matmul(a, tutorial.pack(b) if anew else packed, n),
+        lambda: torch.matmul(a, b),
+    )
+
+
 def attention(heads: int, t: int, d: int) -> Case:
     ours = _tutorial("06_attention").attention
     q, k, v = (torch.randn(1, heads, t, d).bfloat16() for _ in range(3))
@@ -71,6 +82,8 @@ CASES: dict[str, Callable[[], Case]] = {
     "layer norm, 4096 x 4096 fp32": lambda: layer_norm(4096, 4096),
     "matmul, 1024^3 fp32": lambda: matmul(1024, torch.float32),
     "matmul, 1024^3 bf16": lambda: matmul(1024, torch.bfloat16),
+    "matmul, 1024^3 bf16, b packed before": lambda: packed_matmul(1024, False),
+    "matmul, 1024^3 bf16, b packed in the call": lambda: packed_matmul(1024, True),
     "attention, 8 heads, T = 1024, D = 64, bf16": lambda: attention(8, 1024, 64),
 }
 

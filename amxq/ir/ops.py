@@ -426,13 +426,15 @@ class Dot(Op):
     int32 where lhs is i8. An int4 rhs counts as
     its integers minus 8 beside bf16; beside i8, whose columns are in Int4Order, as they are.
     ``lowering`` is "" until the pass choose_dot writes one of its names, which also looks through
-    a transposition: then rhs is [N, K] and ``transposed``."""
+    a transposition: then rhs is [N, K] and ``transposed``. Or through the unpacking of pairs: then
+    rhs is [N/16, 16·K], for every two k those of 16 columns after one another, and ``packed``."""
 
     lhs: Value
     rhs: Value
     acc: Value | None
     lowering: str
     transposed: bool = False
+    packed: bool = False
     name: ClassVar[str] = "dot"
 
 

@@ -205,6 +205,8 @@ def _dot(op: ops.Dot) -> str | None:
     (*batch, m, k), (*batch2, k2, n) = shape_of(lhs), shape_of(rhs)
     if op.transposed:
         k2, n = n, k2
+    if op.packed:
+        k2, n = n // 16, 16 * k2
     if k != k2 or batch != batch2 or out != TileType((*batch, m, n), dot_element(lhs)):
         return f"{lhs} times {rhs} gives {out}"
     if batch and element_of(rhs) == U4:

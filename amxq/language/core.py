@@ -242,6 +242,8 @@ def dot(
     ``out_dtype`` is that type, or a shorter floating one that float32 or float64 sums are
     converted to. float32 is always multiplied as such, whatever ``input_precision`` and
     ``allow_tf32`` say.
+    A bf16 b that is unpacked from pairs of k in panels of 16 columns, as in
+    docs/tutorials/03_packed_matrix_multiplication.py, is read where the pairs lie.
     An fp16 a multiplies an int4 b exactly too, on CPUs with AMX-FP16 only (compiled for
     "amx+fp16").
 

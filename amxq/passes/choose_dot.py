@@ -26,7 +26,7 @@ import linecache
 
 from amxq.errors import CompilationError
 from amxq.ir import ops
-from amxq.ir.ops import Block, Function
+from amxq.ir.ops import Block, Function, Value
 from amxq.ir.types import BF16, F16, I8, U4, element_of, scalar_of, shape_of
 from amxq.passes.affine import Definitions
 from amxq.passes.tile_registers import shapes, united, width_of_tile
@@ -54,6 +54,31 @@ def _block(block: Block, target: str, function: Function, defs: Definitions) -> 
             block.ops[i] = op = dataclasses.replace(op, lowering=lowering)
             if isinstance(source, ops.Permute) and source.order == (1, 0) and _square(source):
                 block.ops[i] = dataclasses.replace(op, rhs=source.operand, transposed=True)
+            elif element_of(op.rhs.type) == BF16 and (pairs := _pairs(op, defs)) is not None:
+                block.ops[i] = dataclasses.replace(op, rhs=pairs, packed=True)
+
+
+def _pairs(op: ops.Dot, defs: Definitions) -> Value | None:
+    """The tile [N/16, 16·K] that rhs [K, N] is unpacked from, if it is: see docs/language.md."""
+    if len(shape_of(op.rhs.type)) != 2:
+        return None
+    depth, columns = shape_of(op.rhs.type)
+    panels, value = columns // 16, op.rhs
+    for order, shape in (
+        ((1, 0, 2), (depth, panels, 16)),
+        ((0, 2, 1), (panels * depth // 2, 2, 16)),
+    ):
+        reshape = defs.get(value)
+        permute = defs.get(reshape.operand) if isinstance(reshape, ops.Reshape) else None
+        if not isinstance(permute, ops.Permute) or permute.order != order:
+            return None
+        if shape_of(permute.result.type) != shape:
+            return None
+        value = permute.operand
+    last = defs.get(value)
+    if isinstance(last, ops.Reshape) and shape_of(last.operand.type) == (panels, 16 * depth):
+        return last.operand
+    return None
 
 
 def _square(op: ops.Permute) -> bool:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from amxq.ir import hardware as hw
 from amxq.ir import ops
 from amxq.ir.ops import Value
-from amxq.ir.types import BF16, U16, U32, DType, PointerType, TileType, VectorType, scalar_of
+from amxq.ir.types import BF16, F32, U16, U32, DType, PointerType, TileType, VectorType, scalar_of
 from amxq.passes.dot_vector import bitcast
 from amxq.passes.rearrange import nest, transposed
 from amxq.passes.tile_registers import numbers, row_tiles, shapes, width_of_tile
@@ -65,7 +65,7 @@ class DenseDot:
         place = a.place or v.materialize(a).place
         assert place is not None
         self.a = place
-        self.b = self._packed(self._converted(v.tiles[op.rhs], element))
+        self.b, self.panel_stride = self._panels(element)
 
     def _converted(self, tile: Tile, element: DType) -> Tile:
         if tile.dtype == element:
@@ -77,6 +77,46 @@ class DenseDot:
             element=None,
             place=None,
         )
+
+    def _panels(self, element: DType) -> tuple[Value, Value]:
+        """b in panels, and how far one is from the next: where it lies, if it came in pairs."""
+        v, b, tile = self.v, self.v.b, self.v.tiles[self.op.rhs]
+        if self.op.packed:
+            place = tile.place or v.materialize(tile).place
+            assert place is not None
+            words = bitcast(b, place.pointer, PointerType(U32))
+            stride = b.binary("div", place.stride, b.i64(2))
+            if self.pairs:
+                return words, stride
+            tile = self._unpacked(words, stride)
+        else:
+            tile = self._converted(tile, element)
+        return self._packed(tile), b.i64(self.steps * self.lanes)
+
+    def _unpacked(self, words: Value, stride: Value) -> Tile:
+        """[K, N] in fp32 of pairs in panels of 16 columns."""
+        v, b, type_ = self.v, self.v.b, VectorType(self.lanes, U32)
+
+        def at(row: Index, column: Index) -> Value:
+            k, n = v.number(row), v.number(column)
+            offset = b.mul(b.binary("div", n, b.i64(16)), stride)
+            offset = b.add(offset, b.mul(b.binary("div", k, b.i64(2)), b.i64(16)))
+            offset = b.add(offset, b.binary("and", n, b.i64(15)))
+            pointer = b.addptr(words, offset)
+            pair = b.value(hw.VectorLoad, type_, pointer=pointer, mask=None)
+            odd = b.cast(b.binary("and", k, b.i64(1)), U32)
+            up = b.mul(b.sub(b.constant(1, U32), odd), b.constant(16, U32))
+            upper = b.binary("shl", pair, v.splat(up, self.lanes))
+            upper = b.binary("and", upper, b.constant(0xFFFF0000, type_))
+            return bitcast(b, upper, VectorType(self.lanes, F32))
+
+        return Tile(TileType((self.depth, self.type.shape[1]), F32), self.lanes, at)
+
+    def _panel(self, column: Index, more: int = 0) -> Value:
+        """Where the panel of a column begins, or one of those that follow."""
+        b = self.v.b
+        number = b.binary("div", self.v.number(column), b.i64(self.lanes))
+        return b.addptr(self.b, b.mul(b.add(number, b.i64(more)), self.panel_stride))
 
     def _packed(self, tile: Tile) -> Value:
         """b in panels, as fp32 or as pairs in u32."""
@@ -183,24 +223,21 @@ class DenseDot:
                 for i in range(rows * columns)
             ]
         a = Place(v.element_pointer(self.a, row, FIRST), self.a.stride)
-        panel = b.addptr(self.b, b.mul(v.number(column), b.i64(self.steps)))
+        panels = [self._panel(column, c) for c in range(columns)]
         unroll = next(u for u in range(K_UNROLL, 0, -1) if self.steps % u == 0)
 
         def steps(k: Value, sums: list[Value]) -> list[Value]:
             for u in range(unroll):
-                sums = self._step(a, panel, Index(k, u), sums, columns)
+                sums = self._step(a, panels, Index(k, u), sums)
             return sums
 
         return b.loop(self.steps, unroll, steps, start)
 
-    def _step(
-        self, a: Place, panel: Value, k: Index, sums: list[Value], columns: int
-    ) -> list[Value]:
-        v, b = self.v, self.v.b
+    def _step(self, a: Place, panels: list[Value], k: Index, sums: list[Value]) -> list[Value]:
+        v, b, columns = self.v, self.v.b, len(panels)
         vectors = []
-        for c in range(columns):
-            at = Index(k.base, k.offset + c * self.steps)
-            pointer = v.element_pointer(Place(panel, b.i64(self.lanes)), at, FIRST)
+        for panel in panels:
+            pointer = v.element_pointer(Place(panel, b.i64(self.lanes)), k, FIRST)
             element = U32 if self.pairs else self.sum
             type_ = element if self.lanes == 1 else VectorType(self.lanes, element)
             vector = b.value(hw.VectorLoad, type_, pointer=pointer, mask=None)
@@ -272,13 +309,12 @@ class DenseDot:
                 b.emit(hw.TileZero, t=c_tiles[2 * i + j])
             else:
                 b.emit(hw.TileLoad, t=c_tiles[2 * i + j], pointer=pointer, stride=c_stride)
-        panel = b.addptr(self.b, b.mul(v.number(column), b.i64(self.steps)))
+        starts = [self._panel(column, j) for j in range(panels)]
         per_tile = self.width // 4  # steps of one multiplication
 
         def multiply(k: Value, _: list[Value]) -> list[Value]:
             for j in range(panels):
-                at = Index(k, j * self.steps)
-                pointer = v.element_pointer(Place(panel, b.i64(16)), at, FIRST)
+                pointer = v.element_pointer(Place(starts[j], b.i64(16)), Index(k, 0), FIRST)
                 b.emit(hw.TileLoad, t=b_tiles[j], pointer=pointer, stride=b_stride)
             for i in range(len(heights)):
                 at = Index(row.base, row.offset + 16 * i)

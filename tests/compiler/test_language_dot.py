@@ -52,6 +52,34 @@ def test_dense_dots(on_each: str, shape: tuple[int, int, int], dtype: torch.dtyp
 
 
 @amxq.jit
+def packed(a, pairs, out, N, SIGN: tl.constexpr, M: tl.constexpr, K: tl.constexpr):
+    """Blocks of 32 columns of a · SIGN · b, b in pairs of k, [panels, 16 · K]."""
+    n = tl.program_id(0) * 32
+    x = tl.make_tensor_descriptor(a, [M, K], [K, 1], [M, K]).load([0, 0], boundary_check=())
+    panels = tl.make_tensor_descriptor(pairs, [N // 16, 16 * K], [16 * K, 1], [2, 16 * K])
+    block = panels.load([n // 16, 0], boundary_check=())
+    if SIGN < 0:
+        block = -block
+    lines = tl.reshape(block, (K, 16, 2)).permute(0, 2, 1)
+    y = tl.reshape(tl.reshape(lines, (2, K, 16)).permute(1, 0, 2), (K, 32))
+    target = tl.make_tensor_descriptor(out, [M, N], [N, 1], [M, 32])
+    target.store([0, n], tl.dot(x, y, target.load([0, n])))
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("shape", [(1, 32, 2), (5, 64, 10), (17, 96, 32), (40, 32, 64)])
+def test_pairs_that_are_unpacked(on_each: str, shape: tuple[int, int, int], sign: int) -> None:
+    """Where they lie, or computed first."""
+    m, n, k = shape
+    a, b = torch.randn(m, k).bfloat16(), torch.randn(k, n).bfloat16()
+    pairs = b.view(k // 2, 2, n // 16, 16).permute(2, 0, 3, 1).contiguous()
+    start = torch.randn(m, n)
+    out = start.clone()
+    packed[(n // 32,)](a, pairs, out, n, SIGN=sign, M=m, K=k)
+    check(out, a, sign * b, start)
+
+
+@amxq.jit
 def converted(a, out, TYPE: tl.constexpr):
     n = tl.arange(0, 16)
     x = tl.load(a + n[:, None] * 16 + n[None, :])

@@ -28,6 +28,11 @@ def test_matrix_multiplication(
     tutorial("03_matrix_multiplication").check(*shape, dtype)
 
 
+@pytest.mark.parametrize("shape", [(3, 17, 5), (70, 300, 260)])
+def test_packed_matrix_multiplication(on_each: str, shape: tuple[int, int, int]) -> None:
+    tutorial("03_packed_matrix_multiplication").check(*shape)
+
+
 @pytest.mark.parametrize("size", [1, 1000, 20000])
 def test_vector_addition(on: str, size: int) -> None:
     tutorial("01_vector_add").check(size)
