@@ -18,7 +18,7 @@ import torch
 import amxq as triton
 import amxq.language as tl
 
-BLOCK_M, BLOCK_N, BLOCK_K = 64, 256, 256
+BLOCK_M, BLOCK_N, BLOCK_K = 32, 256, 256
 PANEL = 16
 
 
@@ -28,14 +28,15 @@ def pack_kernel(b, packed, N, K, depth, stride, BLOCK: tl.constexpr):
 
     Grid: (panels, depth / 2 / BLOCK).
     """
-    columns = tl.program_id(0) * 16 + tl.arange(0, 16)[None, :]
-    pair = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[:, None]
-    even = b + 2 * pair * stride + columns
-    low = tl.load(even, mask=(2 * pair < K) & (columns < N), other=0)
-    high = tl.load(even + stride, mask=(2 * pair + 1 < K) & (columns < N), other=0)
+    panel, pair = tl.program_id(0), tl.program_id(1) * BLOCK
+    shape, strides = [tl.cdiv(K, 2), N], [2 * stride, 1]
+    even = tl.make_tensor_descriptor(b, shape, strides, [BLOCK, 16])
+    odd = tl.make_tensor_descriptor(b + stride, [K // 2, N], strides, [BLOCK, 16])
+    low, high = even.load([pair, panel * 16]), odd.load([pair, panel * 16])
     pairs = low.to(tl.uint32) | (high.to(tl.uint32) << 16)
-    lane = tl.arange(0, 16)[None, :]
-    tl.store(packed + (tl.program_id(0) * (depth // 2) + pair) * 16 + lane, pairs)
+    shape = [tl.num_programs(0) * (depth // 2), 16]
+    lines = tl.make_tensor_descriptor(packed, shape, [16, 1], [BLOCK, 16])
+    lines.store([panel * (depth // 2) + pair, 0], pairs, boundary_check=())
 
 
 @triton.jit
@@ -94,11 +95,10 @@ def matmul(a: torch.Tensor, packed: torch.Tensor, N: int) -> torch.Tensor:
     """bf16 a [M, K] times b [K, N], which ``packed`` was made of."""
     M, K = a.shape
     panels, depth = packed.shape[0], packed.shape[1] // PANEL
-    # Whole blocks of a, and rows an odd number of cache lines apart: those of a tile would compete
-    # for the same lines of the first-level cache if they were a power of 2 apart.
-    rows = torch.empty((up(M, BLOCK_M), depth + 32), dtype=torch.bfloat16)
-    rows[:M, :K] = a
-    rows[:M, K:depth] = 0
+    rows = a
+    if M % BLOCK_M or K != depth or a.stride(1) != 1:  # not in whole blocks
+        rows = torch.zeros((up(M, BLOCK_M), depth), dtype=torch.bfloat16)
+        rows[:M, :K] = a
     c = torch.empty((M, N), dtype=torch.bfloat16)
     grid = (rows.shape[0] // BLOCK_M, panels * PANEL // BLOCK_N)
     packed_matmul_kernel[grid](
@@ -111,7 +111,8 @@ def matmul(a: torch.Tensor, packed: torch.Tensor, N: int) -> torch.Tensor:
         rows.stride(0),
         BLOCK_M=BLOCK_M,
         BLOCK_N=BLOCK_N,
-        BLOCK_K=BLOCK_K,
+        # Longer sums go to memory and back less often.
+        BLOCK_K=BLOCK_K if depth % (2 * BLOCK_K) else 2 * BLOCK_K,
     )
     return c
 
