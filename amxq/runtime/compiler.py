@@ -292,6 +292,8 @@ class CompiledKernel:
         then. As for :meth:`launch`, the memory is the caller's to hold."""
         self.prepare()
         programs = grid[0] * grid[1] * grid[2]
+        if not programs:
+            return lambda: None
         data = self._pack(*grid, *self._omp, *args)
         return functools.partial(self._run, data, min(threads, programs))
 

@@ -149,8 +149,13 @@ def _header(compiled: CompiledKernel, name: str) -> str:
         permission=_PERMISSION if amx.FLAGS <= compiled.target.cpu_flags else "",
         fields="".join(f"    {_declaration(slot, n)};\n" for n, _, slot in declared),
         arguments="".join(f", {_declaration(argument, n)}" for n, argument, _ in declared),
-        values="".join(f", {n}" for n, _, _ in declared),
+        # C++ refuses to narrow uint64_t in braces
+        values="".join(f", {_slot_value(n, argument, slot)}" for n, argument, slot in declared),
     )
+
+
+def _slot_value(name: str, argument: str, slot: str) -> str:
+    return f"({slot}){name}" if argument == "uint64_t" else name
 
 
 def _name_in_c(parameter: str, number: int) -> str:

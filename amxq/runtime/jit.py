@@ -326,6 +326,8 @@ def _three(sizes: Sequence[int]) -> tuple[int, int, int]:
     if not all(isinstance(s, int) and 0 <= s < 1 << 31 for s in sizes):
         raise ShapeError(f"the grid is {sizes!r}, expected whole numbers from 0 to 2^31 - 1")
     x, y, z = (*sizes, 1, 1)[:3]
+    if x * y * z >= 1 << 63:
+        raise ShapeError(f"the grid {sizes!r} has {x * y * z} programs, expected fewer than 2^63")
     return x, y, z
 
 

@@ -42,6 +42,7 @@ X = torch.zeros(16)
         (lambda: plain[(1.5,)](X, 1), ShapeError, r"the grid is \(1.5,\)"),
         (lambda: plain[(1 << 31,)](X, 1), ShapeError, "the grid is"),
         (lambda: plain[(1,)](X, 1, num_threads=0), ShapeError, "num_threads is 0"),
+        (lambda: plain[(1 << 30, 1 << 30, 16)](X, 1), ShapeError, "18446744073709551616 programs"),
         (lambda: tl.arange(0, 4), RuntimeError, "inside an @amxq.jit kernel only"),
     ],
 )

@@ -68,6 +68,13 @@ def test_the_rest_of_a_slow_thread_is_taken_over() -> None:
     assert seen.item() == 1
 
 
+def test_an_empty_grid_bound() -> None:
+    runs, work, result = torch.zeros(3, 4, dtype=torch.int32)
+    compiled = count[(4,)](runs, work, result)
+    compiled.bind((0, 1, 1), [t.data_ptr() for t in (runs, work, result)], 2)()
+    assert runs.tolist() == [1] * 4
+
+
 @amxq.jit
 def ends_of(total, y, LAST: tl.constexpr):
     """Counts programs 0, and LAST by its place on both axes."""
